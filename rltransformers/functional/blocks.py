@@ -1,15 +1,16 @@
 """Blocks of an episode: borders stand at multiples of b from its start, wherever a call begins.
 
-Axes: B batch, T tokens, S key rows, n blocks of a call, b tokens of a block.
+Axes: B batch, T tokens, S key rows, n blocks of a call, b tokens of a block, N slots, c chunks of a call, E numbers of
+a row. A slot stands for ``size`` tokens, the next one for those ``stride`` tokens later.
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from rltransformers.functional.windows import FEW_TOKENS
+from rltransformers.functional import windows
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,44 @@ def episode_blocks(p: Int[Tensor, "B T"], memory: int, block: int) -> Blocks:
     opens[:, 0] = True
     of_token = opens.cumsum(1) - 1
     # A few tokens need no look at the data: acting does not wait for the device, and can be traced.
-    count = int(of_token[:, -1].max()) + 1 if p.shape[1] > FEW_TOKENS else p.shape[1]
+    count = int(of_token[:, -1].max()) + 1 if p.shape[1] > windows.FEW_TOKENS else p.shape[1]
     rows = memory + torch.arange(p.shape[1], device=p.device) - place
     # All tokens of a block write the same numbers.
     start = p.new_zeros(p.shape[0], count).scatter(1, of_token, rows)
     number = p.new_zeros(p.shape[0], count).scatter(1, of_token, p // block)
     return Blocks(start, number, of_token, place)
+
+
+def ends_of_slots(
+    p: Int[Tensor, "B T"], before: Int[Tensor, " B"], size: int, stride: int, slots: int
+) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B T"]]:
+    """Last tokens of complete slots, oldest first, and how many of them the call completes up to a token.
+
+    They are counted from the first token of the call: -1 is the token in front of it. First come the last ``slots``
+    slots of the episode that the call continues, then those that the call completes; what is left lies behind it.
+    """
+    time = p.shape[1]
+    place = torch.arange(time, device=p.device)
+    behind = before[:, None] - (size - 1)
+    old = -1 - behind % stride - stride * windows.descending(slots, p.device)
+    complete = (p >= size - 1) & ((p - (size - 1)) % stride == 0)
+    done = complete.cumsum(1)
+    most = -(-time // stride)
+    new = p.new_full((p.shape[0], most + 1), time)
+    new = new.scatter(1, torch.where(complete, done - 1, most), place.expand_as(p))
+    return torch.cat([old, new[:, :most]], 1), done
+
+
+def slots_of_chunks(
+    slots: Float[Tensor, "B N *E"], ends: Int[Tensor, "B N"], done: Int[Tensor, "B T"], chunk: int, count: int
+) -> tuple[Float[Tensor, "Bc n *E"], Int[Tensor, "Bc n"]]:
+    """The ``count`` slots of every chunk of a call from the first on that its first token sees; chunks are batch rows.
+
+    Args:
+        slots, ends, done: as ``ends_of_slots``, of all tokens.
+    """
+    completed = torch.nn.functional.pad(done, (1, 0))[:, :-1:chunk]  # before each chunk
+    order = completed[..., None] + torch.arange(count, device=ends.device)
+    first = chunk * torch.arange(order.shape[1], device=ends.device)[:, None]
+    ends = (ends.gather(1, order.flatten(1)).unflatten(1, order.shape[1:]) - first).flatten(0, 1)
+    return windows.take_rows(slots, order.flatten(1)).unflatten(1, order.shape[1:]).flatten(0, 1), ends

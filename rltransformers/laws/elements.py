@@ -24,11 +24,9 @@ class Looking(Backbone):
     """Its layers read ``elements_of`` every token."""
 
     def forward(self, x: Tensor, *arguments: Any, **keywords: Any) -> tuple[Tensor, State]:
-        """Outputs and state, as for ``Backbone``."""
         return super().forward(x, *arguments, context=elements_of(x), **keywords)
 
     def step(self, x: Tensor, *arguments: Any, context: Context | None = None, **keywords: Any) -> tuple[Tensor, State]:
-        """The same of one step."""
         return super().step(x, *arguments, context=context or elements_of(x), **keywords)
 
 

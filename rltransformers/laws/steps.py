@@ -25,7 +25,6 @@ class BackboneStep(nn.Module):
         self.backbone = backbone
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
-        """Take a step."""
         y, after = self.backbone.step(inputs["x"], State(state), inputs["reset"], tables=part_of("table", inputs))
         return {"y": y}, after.tensors
 

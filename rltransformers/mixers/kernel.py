@@ -36,7 +36,6 @@ class HeadsMixer(StateMixer):
         """Values that every head reads of the episode up to each token, and the new state."""
 
     def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
-        """The state holds the new sums."""
         counts = (self.dims.heads, self.dims.kv_heads, self.dims.kv_heads)
         parts = self.project(h).split(self.widths, -1)
         q, k, v = (part.unflatten(-1, (n, -1)).transpose(1, 2) for part, n in zip(parts, counts, strict=True))
@@ -77,7 +76,6 @@ class KernelAttention(HeadsMixer):
     def read(
         self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """``kernel_attention`` of the features."""
         return self.attend(self.of_queries(q), self.of_keys(k), v, state, call.tokens)
 
     def attend(

@@ -132,7 +132,6 @@ class LandmarkAttention(RowMixer):
         return self.project(h)
 
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T E"], Float[Tensor, "B T E"]]:
-        """The key rows hold the queries."""
         rows = self.keys(h)
         return rows, rows
 
@@ -145,7 +144,6 @@ class LandmarkAttention(RowMixer):
         call: Call,
         below: Tensor | None,
     ) -> Mixed:
-        """The wanted tokens."""
         tokens, keys = call.tokens, in_order(past[-1])
         blocks = episode_blocks(tokens.p, keys.shape[1] - h.shape[1], self.block)
         steps = torch.arange(self.landmarks, 0, -1, device=h.device)

@@ -76,7 +76,6 @@ class LinformerPrefix(StateMixer):
         }
 
     def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
-        """The state holds the new sums."""
         heads, groups = self.dims.heads, self.dims.kv_heads
         parts = zip(self.project(h).split(self.widths, -1), (heads, groups, groups), strict=True)
         columns = [each(call.tokens.p) for each in (self.projections.of_keys, self.projections.of_values)]

@@ -63,7 +63,6 @@ class Nystrom(LandmarkAttention):
     def solve(
         self, between: Float[Tensor, "B n H L L"], read: Float[Tensor, "B n H L Dv"]
     ) -> Float[Tensor, "B n H L Dv"]:
-        """``A^+ read``."""
         return pseudo_inverse(between, self.iterations).to(read.dtype) @ read
 
     def finished(self, mixed: Float[Tensor, "B T H Dv"], keys: Float[Tensor, "B S E"], call: Call) -> Tensor:

@@ -77,7 +77,6 @@ class RandomFeatureAttention(KernelAttention):
         fill(self.directions, lambda: seeded_normal(shape, layer_generator(options.seed, dims.layer)) / options.sigma)
 
     def of_queries(self, q: Tensor) -> Tensor:
-        """``fourier_features`` along the directions of the key heads."""
         return fourier_features(q, self._scaled().repeat_interleave(self.dims.heads // self.dims.kv_heads, 0))
 
     def of_keys(self, k: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rltransformers.attention.informer import ProbSparse
-from rltransformers.attention.slots.interface import SlotAttention, ends_of_blocks
+from rltransformers.attention.slots.interface import SlotAttention
 from rltransformers.attention.slots.poolingformer import Poolingformer
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
+from rltransformers.functional.blocks import ends_of_slots
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import Group, Rows
 from rltransformers.mixers import csalr
@@ -157,7 +158,7 @@ def test_a_slot_that_the_first_tokens_have_none_of_adds_nothing() -> None:
 
 def test_blocks_end_where_the_episode_says() -> None:
     p = torch.tensor([[4, 5, 6, 0, 1, 2, 3, 4, 5]])
-    ends, before = ends_of_blocks(p, torch.tensor([3]), block=3, blocks=2, spare=1)
+    ends, done = ends_of_slots(p, torch.tensor([3]), size=3, stride=3, slots=2)
     # The token in front of the call stands at 3, the first of its block; blocks before it end 2 and 5 tokens earlier.
-    assert ends.tolist() == [[-5, -2, 1, 5, 8, 9]]
-    assert before.tolist() == [[0, 0, 1, 1, 1, 1, 2, 2, 2]]
+    assert ends.tolist() == [[-5, -2, 1, 5, 8]]
+    assert done.tolist() == [[0, 1, 1, 1, 1, 2, 2, 2, 3]]

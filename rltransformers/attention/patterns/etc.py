@@ -74,7 +74,6 @@ class GlobalBlocks(Chooser):
     def choose(
         self, q: Float[Tensor, "B H T K"], window: Heads, state: dict[str, Tensor], call: Call
     ) -> tuple[Selected, dict[str, Tensor]]:
-        """The window, and the globals."""
         p, rows = call.tokens.p, window.k.shape[2]
         back = torch.arange(self.band.horizon + 1, device=p.device)
         here = torch.arange(rows - p.shape[1], rows, device=p.device)[:, None] - back

@@ -66,7 +66,6 @@ class Predictive(Part):
     def carry(
         self, below: Tensor | None, state: dict[str, Tensor], call: Call
     ) -> tuple[Float[Tensor, "B T H L"] | None, dict[str, Tensor]]:
-        """The convolution, and the rows to keep."""
         if not self.stages:
             return None, {}
         assert below is not None  # a lower layer hands its rows on

@@ -17,7 +17,6 @@ class RealFormer(Part):
         super().__init__()
 
     def logits(self, logits: Tensor, view: View) -> Tensor:
-        """Sum with those of the layer below, where there is one."""
         return logits if view.below is None else logits + view.below
 
 

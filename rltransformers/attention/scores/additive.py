@@ -37,15 +37,12 @@ class Additive(Score):
 
     @property
     def projected(self) -> int:
-        """Z."""
         return self.width
 
     def rows(self, made: Float[Tensor, "B T Z"], h: Float[Tensor, "B T D"]) -> tuple[Tensor, Tensor]:
-        """``a1 z``, and key rows."""
         return self.one_number(made, self.of_query), self.key_rows(made)
 
     def key_rows(self, made: Float[Tensor, "B *n Z"]) -> Float[Tensor, "B *n E"]:
-        """z and ``a2 z``."""
         return torch.cat([made, self.one_number(made, self.of_key)], -1)
 
     def one_number(self, z: Float[Tensor, "B *n Z"], vectors: Float[Tensor, "H V"]) -> Float[Tensor, "B *n H"]:
@@ -53,11 +50,9 @@ class Additive(Score):
         return (z.unflatten(-1, vectors.shape) * vectors).sum(-1).to(z.dtype)
 
     def split_queries(self, query: Float[Tensor, "B T H"]) -> Float[Tensor, "B H T 1"]:
-        """``a1 z`` head by head."""
         return query.transpose(1, 2)[..., None]
 
     def split(self, rows: Float[Tensor, "B *T N E"]) -> tuple[Float[Tensor, "B H *T N 1"], Float[Tensor, "B H *T N V"]]:
-        """``a2 z`` and z head by head."""
         z, k = rows.split_with_sizes([self.width, self.dims.heads], -1)
         return k.movedim(-1, 1)[..., None], z.unflatten(-1, (self.dims.heads, -1)).movedim(-2, 1)
 

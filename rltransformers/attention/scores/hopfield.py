@@ -47,19 +47,15 @@ class Hopfield(Score):
         self.factor = nn.Parameter(torch.zeros(dims.heads, 1, 1)) if learned else None
 
     def rows(self, made: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the score below."""
         return self.meets.rows(made, h)
 
     def key_rows(self, made: Tensor) -> Tensor:
-        """Of the score below."""
         return self.meets.key_rows(made)
 
     def split_queries(self, query: Tensor) -> Tensor:
-        """Of the score below."""
         return self.meets.split_queries(query)
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the score below."""
         return self.meets.split(rows)
 
     def settled(
@@ -76,7 +72,6 @@ class Hopfield(Score):
         return query
 
     def content(self, query: Float[Tensor, "B H T K"], group: Heads) -> Float[Tensor, "B H T N"]:
-        """``beta xi k``."""
         if self.factor is not None:
             query = query * self.factor.exp().to(query.dtype)
         if self.beta is not None:

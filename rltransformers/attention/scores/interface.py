@@ -32,16 +32,13 @@ class ValuesOnly(Score):
         return h[..., :1], made
 
     def split_queries(self, query: Float[Tensor, "B T 1"]) -> Float[Tensor, "B H T 1"]:
-        """The same for all heads."""
         return query[:, None].expand(-1, self.dims.heads, -1, -1)
 
     def split(self, rows: Float[Tensor, "B *T N E"]) -> tuple[Tensor, Tensor]:
-        """Values, twice."""
         v = rows.unflatten(-1, (self.dims.kv_heads, -1)).movedim(-2, 1)
         return v, v
 
     def content(self, query: Float[Tensor, "B H T K"], group: Heads) -> Float[Tensor, "B H T N"]:
-        """Nothing."""
         return query.new_zeros(*query.shape[:3], group.v.shape[-2])
 
 

@@ -38,7 +38,6 @@ class LowRankBand(Score):
         return self.side_by_side(query, (self.dims.head_dim / self.rank) ** 0.5)
 
     def split(self, rows: Float[Tensor, "B *T N E"]) -> tuple[Float[Tensor, "B H *T N K"], Float[Tensor, "B H *T N V"]]:
-        """Keys and values head by head."""
         k, v = rows.split_with_sizes([self.own, self.key_width - self.own], -1)
         return self.side_by_side(k, 1.0), v.unflatten(-1, (self.dims.heads, -1)).movedim(-2, 1)
 

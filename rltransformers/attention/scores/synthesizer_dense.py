@@ -41,12 +41,10 @@ class Writer(nn.Module):
         self.out = nn.Linear(hidden, dims.heads * self.numbers)
 
     def forward(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T HM"]:
-        """Rows that the tokens write."""
         found: Tensor = self.out(self.into(h).relu())
         return found
 
     def logits(self, written: Float[Tensor, "B T HM"]) -> Float[Tensor, "B H T N"]:
-        """By head and distance."""
         numbers = written.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return outer(numbers, self.first, self.distances) if self.first else numbers
 
@@ -60,11 +58,9 @@ class DenseSynthesizer(ValuesOnly):
         self.query_width = dims.heads * writer.numbers
 
     def rows(self, made: Tensor, h: Float[Tensor, "B T D"]) -> tuple[Tensor, Tensor]:
-        """Rows that queries write, and values."""
         return self.writer(h), made
 
     def split_queries(self, query: Float[Tensor, "B T HM"]) -> Float[Tensor, "B H T N"]:
-        """Logits by head."""
         return self.writer.logits(query)
 
     def by_distance(self, query: Float[Tensor, "B H T N"], distance: Int[Tensor, " L"]) -> Float[Tensor, "B H T L"]:
@@ -84,18 +80,15 @@ class Mixture(Score):
         self.shares = nn.Parameter(torch.zeros(2))
 
     def rows(self, made: Tensor, h: Float[Tensor, "B T D"]) -> tuple[Tensor, Tensor]:
-        """Queries beside what they write; keys and values."""
         query, keys = super().rows(made, h)
         return torch.cat([query, self.writer(h)], -1), keys
 
     def split_queries(self, query: Float[Tensor, "B T Q"]) -> Float[Tensor, "B H T X"]:
-        """Queries by head beside the logits that they write."""
         own, written = query[..., : self.own], query[..., self.own :]
         heads = own.unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
         return torch.cat([heads, self.writer.logits(written)], -1)
 
     def content(self, query: Float[Tensor, "B H T X"], group: Heads) -> Float[Tensor, "B H T N"]:
-        """The share of the products."""
         _, share = self.shares.softmax(0).unbind()
         return super().content(query[..., : self.dims.head_dim], group) * share
 

@@ -42,7 +42,6 @@ class RandomSynthesizer(ValuesOnly):
                 self.register_buffer(name, table)
 
     def table(self) -> Float[Tensor, "H N"]:
-        """All logits."""
         first, *second = (getattr(self, name) for name in self.names)
         found: Tensor = first @ second[0] if second else first
         return found

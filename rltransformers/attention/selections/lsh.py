@@ -113,7 +113,6 @@ class Hashing(Chooser):
     def choose(
         self, q: Float[Tensor, "B H T K"], window: Heads, state: dict[str, Tensor], call: Call
     ) -> tuple[Selected, dict[str, Tensor]]:
-        """The newest keys of each query's buckets, every key once."""
         heads, rows = q.shape[1], window.k.shape[2]
         of_keys = buckets_of(window.k.detach(), self.rotations).flatten(1, 2)
         of_queries = buckets_of(q.detach(), self.rotations).flatten(1, 2)

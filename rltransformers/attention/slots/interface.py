@@ -7,7 +7,6 @@ its slots and no longer through its tokens, by that token, too; one softmax is t
 """
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +21,7 @@ from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.attention.roles import joined_heads
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional import windows
+from rltransformers.functional.blocks import ends_of_slots, slots_of_chunks
 from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.functional.keys import At, Group, Past, Rows, in_order
 from rltransformers.mixers.interface import Dims, Mixed
@@ -35,7 +35,6 @@ class Tail(Reach):
 
     @property
     def anchored(self) -> bool:
-        """The edge is the beginning of the block."""
         return True
 
     def limit(self, p: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
@@ -43,38 +42,57 @@ class Tail(Reach):
         return (p + 1) % self.block - 1
 
 
-class Compression(nn.Module, ABC):
-    """From the keys, or values, of a block to those of its slots.
+class Compression(nn.Module):
+    """From the keys and the values of a block to those of its slots.
 
-    Attributes:
+    Args:
+        of_keys, of_values: from [B, N, b, G, X] to [B, N, c, G, X].
         slots: c.
         span: tokens between the places of two slots that follow each other; 0 where all stand at the end of the block.
     """
 
-    slots: int
-    span: int
+    def __init__(self, of_keys: nn.Module, of_values: nn.Module, slots: int, span: int) -> None:
+        super().__init__()
+        self.of_keys, self.of_values, self.slots, self.span = of_keys, of_values, slots, span
 
-    @abstractmethod
     def forward(self, k: Float[Tensor, "B N b G K"], v: Float[Tensor, "B N b G V"]) -> tuple[Tensor, Tensor]:
-        """Keys [B, N, c, G, K] and values [B, N, c, G, V]."""
+        """Keys and values of the slots."""
+        return self.of_keys(k), self.of_values(v)
 
 
 class BlockConvolution(nn.Module):
-    """``sum_j W[g, j] x[j, g] + b[g]`` over the tokens j of a block; starts as the convolutions of PyTorch do.
+    """``sum_j W[g, j] x[j, g] + b[g]`` over the tokens j of every part of a block; starts as PyTorch's convolutions do.
 
     Args:
         groups: key-value heads g with weights of their own; 1 for the same weights in all of them.
+        slots: parts of a block, of ``span`` tokens each.
     """
 
-    def __init__(self, groups: int, block: int, width: int) -> None:
+    def __init__(self, groups: int, slots: int, span: int, width: int) -> None:
         super().__init__()
-        bound = 1 / math.sqrt(block * width)
-        self.weight = nn.Parameter(torch.empty(groups, block, width, width).uniform_(-bound, bound))
+        self.slots, self.span = slots, span
+        bound = 1 / math.sqrt(span * width)
+        self.weight = nn.Parameter(torch.empty(groups, span, width, width).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(groups, width).uniform_(-bound, bound))
 
-    def forward(self, x: Float[Tensor, "B N b G X"]) -> Float[Tensor, "B N G X"]:
-        """One vector per block and head."""
-        return torch.einsum("znjgx,gjyx->zngy", x, self.weight) + self.bias
+    def forward(self, x: Float[Tensor, "B N b G X"]) -> Float[Tensor, "B N c G X"]:
+        """One vector per part and head."""
+        parts = x.unflatten(2, (self.slots, self.span)).flatten(1, 2)
+        made = torch.einsum("znjgx,gjyx->zngy", parts, self.weight) + self.bias
+        return made.unflatten(1, (-1, self.slots))
+
+
+class Pooled(nn.Module):
+    """The mean or the maximum of every part of a block."""
+
+    def __init__(self, slots: int, maximum: bool = False) -> None:
+        super().__init__()
+        self.slots, self.maximum = slots, maximum
+
+    def forward(self, x: Float[Tensor, "B N b G X"]) -> Float[Tensor, "B N c G X"]:
+        """One vector per part and head."""
+        parts = x.unflatten(2, (self.slots, -1))
+        return parts.amax(3) if self.maximum else parts.mean(3)
 
 
 class SlotAttention(Attention):
@@ -125,14 +143,12 @@ class SlotAttention(Attention):
         count = -(-time // size)
         p = F.pad(call.tokens.p, (0, count * size - time))
         spare = -(-size // self.block) if count > 1 else 0
-        ends, before = ends_of_blocks(p, call.tokens.before, self.block, self.blocks, spare)
+        ends, done = ends_of_slots(p, call.tokens.before, self.block, self.block, self.blocks)
+        ends = F.pad(ends, (0, spare), value=p.shape[1])
         memory = rows.shape[1] - time
         slots = self.compressed(rows, memory + ends)
         if count > 1:
-            order = before[:, ::size, None] + torch.arange(self.blocks + spare, device=p.device)
-            slots = windows.take_rows(slots, order.flatten(1)).unflatten(1, order.shape[1:]).flatten(0, 1)
-            first = size * torch.arange(count, device=p.device)[:, None]
-            ends = (ends.gather(1, order.flatten(1)).unflatten(1, order.shape[1:]) - first).flatten(0, 1)
+            slots, ends = slots_of_chunks(slots, ends, done, size, self.blocks + spare)
         place = self.place(p.unflatten(1, (count, size)).flatten(0, 1), ends)
         tail = max(0, self.block - 2)
         if memory > tail:
@@ -165,28 +181,7 @@ class SlotAttention(Attention):
         return At(distance, visible, farthest, shift=self.mass)
 
     def filled(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-        """Tokens of the window that exist."""
         return p.clamp(max=self.horizon) + 1
-
-
-def ends_of_blocks(
-    p: Int[Tensor, "B T"], before: Int[Tensor, " B"], block: int, blocks: int, spare: int
-) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B T"]]:
-    """Last tokens of completed blocks, oldest first, and the number of them that the call completes before a token.
-
-    They are counted from the first token of the call: -1 is the token in front of it. First come the last ``blocks``
-    blocks of the episode that the call continues, then those that the call completes; the rest, at least ``spare``
-    places, lies behind the call.
-    """
-    time = p.shape[1]
-    place = torch.arange(time, device=p.device)
-    old = -1 - (before[:, None] + 1) % block - block * windows.descending(blocks, p.device)
-    complete = (p + 1) % block == 0
-    done = complete.cumsum(1)
-    most = -(-time // block)  # a block of an episode takes as many tokens as it has, but the first one began earlier
-    index = torch.where(complete, done - 1, most)
-    new = p.new_full((p.shape[0], most + 1), time).scatter(1, index, place.expand_as(p))
-    return torch.cat([old, F.pad(new[:, :most], (0, spare), value=time)], 1), done - complete.long()
 
 
 def horizon_of(block: int, blocks: int) -> int:

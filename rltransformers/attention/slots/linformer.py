@@ -14,6 +14,7 @@ from rltransformers.attention.plan import Plan
 from rltransformers.attention.slots.interface import (
     BlockConvolution,
     Compression,
+    Pooled,
     SlotAttention,
     block_count,
     visible_tokens,
@@ -36,72 +37,6 @@ class BlockProjection(nn.Module):
     def forward(self, x: Float[Tensor, "B N b G X"]) -> Float[Tensor, "B N c G X"]:
         """The slots of every block."""
         return torch.einsum("znjgx,gcj->zncgx", x, self.weight)
-
-
-class Projections(Compression):
-    """Learned mixtures of all tokens of a block, E for its keys and F for its values, which stand at its end."""
-
-    span = 0
-
-    def __init__(self, dims: Dims, block: int, slots: int, sharing: Sharing) -> None:
-        super().__init__()
-        self.slots = slots
-        groups = dims.kv_heads if sharing == "none" else 1
-        self.of_keys = BlockProjection(groups, slots, block)
-        one = sharing in ONE_FOR_KEYS_AND_VALUES
-        self.of_values = self.of_keys if one else BlockProjection(groups, slots, block)
-
-    def forward(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """E k and F v."""
-        return self.of_keys(k), self.of_values(v)
-
-
-class Pooled(Compression):
-    """The mean or the maximum of the keys, and of the values, of every part of a block."""
-
-    def __init__(self, block: int, slots: int, maximum: bool) -> None:
-        super().__init__()
-        self.slots, self.span, self.maximum = slots, block // slots, maximum
-
-    def forward(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """One slot per part."""
-        return self.pooled(k), self.pooled(v)
-
-    def pooled(self, x: Float[Tensor, "B N b G X"]) -> Float[Tensor, "B N c G X"]:
-        """One vector per part."""
-        parts = x.unflatten(2, (self.slots, self.span))
-        return parts.amax(3) if self.maximum else parts.mean(3)
-
-
-class Convolved(Compression):
-    """A convolution whose kernel and stride are a part of a block."""
-
-    def __init__(self, dims: Dims, block: int, slots: int, sharing: Sharing) -> None:
-        super().__init__()
-        self.slots, self.span = slots, block // slots
-        groups = dims.kv_heads if sharing == "none" else 1
-        self.of_keys = BlockConvolution(groups, self.span, dims.head_dim)
-        one = sharing in ONE_FOR_KEYS_AND_VALUES
-        self.of_values = self.of_keys if one else BlockConvolution(groups, self.span, dims.value_dim)
-
-    def forward(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """One slot per part."""
-        return self.convolved(self.of_keys, k), self.convolved(self.of_values, v)
-
-    def convolved(self, convolution: BlockConvolution, x: Float[Tensor, "B N b G X"]) -> Float[Tensor, "B N c G X"]:
-        """One vector per part."""
-        made: Tensor = convolution(x.unflatten(2, (self.slots, self.span)).flatten(1, 2))
-        return made.unflatten(1, (-1, self.slots))
-
-
-class Linformer(SlotAttention):
-    """Slot attention whose layers may have the compression in common."""
-
-    def __init__(
-        self, dims: Dims, plan: Plan, compression: Compression, block: int, blocks: int, sharing: Sharing
-    ) -> None:
-        super().__init__(dims, plan, compression, block, blocks, 0.0)
-        self.shared = ("compression",) if sharing == "layers" else ()
 
 
 NOTHING_LEARNED = Unread("projection 'mean' or 'max'", lambda options: options.projection in ("mean", "max"))
@@ -128,13 +63,8 @@ class Options:
     sharing: Annotated[Sharing, NOTHING_LEARNED] = "heads"
 
 
-def build(dims: Dims, plan: Plan, options: Options) -> Linformer:
-    """S8 by blocks, for one layer.
-
-    Raises:
-        ConfigError: the memory does not hold the blocks, there are more slots than tokens, parts of a block differ in
-            size, or one convolution would serve keys and values of different widths.
-    """
+def build(dims: Dims, plan: Plan, options: Options) -> SlotAttention:
+    """Attention to a few slots per block, made by E of its keys and by F of its values."""
     block = options.block or max(1, min(16, (visible_tokens(dims) + 2) // 2))
     slots, projection, sharing = options.slots or max(1, block // 4), options.projection, options.sharing
     blocks = block_count("linformer", dims, block, options.blocks)
@@ -150,14 +80,21 @@ def build(dims: Dims, plan: Plan, options: Options) -> Linformer:
             f"linformer with sharing={sharing} convolves keys ({dims.head_dim}) and values ({dims.value_dim}) alike; "
             "leave value_dim out or set sharing to heads"
         )
-    compression: Compression
-    if projection == "learned":
-        compression = Projections(dims, block, slots, sharing)
-    elif projection == "conv":
-        compression = Convolved(dims, block, slots, sharing)
-    else:
-        compression = Pooled(block, slots, projection == "max")
-    return Linformer(dims, plan, compression, block, blocks, sharing)
+    groups, span = dims.kv_heads if sharing == "none" else 1, block // slots
+
+    def of_rows(width: int) -> nn.Module:
+        if projection == "learned":
+            return BlockProjection(groups, slots, block)
+        return (
+            BlockConvolution(groups, slots, span, width) if projection == "conv" else Pooled(slots, projection == "max")
+        )
+
+    of_keys = of_rows(dims.head_dim)
+    of_values = of_keys if sharing in ONE_FOR_KEYS_AND_VALUES else of_rows(dims.value_dim)
+    compression = Compression(of_keys, of_values, slots, span=0 if projection == "learned" else span)
+    mixer = SlotAttention(dims, plan, compression, block, blocks, 0.0)
+    mixer.shared = ("compression",) if sharing == "layers" else ()
+    return mixer
 
 
 SPEC = Spec(

@@ -4,37 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from rltransformers.attention.plan import Plan
-from rltransformers.attention.slots.interface import BlockConvolution, Compression, SlotAttention, block_count
+from rltransformers.attention.slots.interface import BlockConvolution, Compression, Pooled, SlotAttention, block_count
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
-
-
-class Convolution(Compression):
-    """Keys and values have convolutions of their own."""
-
-    slots, span = 1, 0
-
-    def __init__(self, dims: Dims, block: int) -> None:
-        super().__init__()
-        self.of_keys = BlockConvolution(dims.kv_heads, block, dims.head_dim)
-        self.of_values = BlockConvolution(dims.kv_heads, block, dims.value_dim)
-
-    def forward(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """One slot."""
-        return self.of_keys(k)[:, :, None], self.of_values(v)[:, :, None]
-
-
-class Mean(Compression):
-    """The mean of the keys, and of the values, of a block."""
-
-    slots, span = 1, 0
-
-    def forward(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """One slot."""
-        return k.mean(2, keepdim=True), v.mean(2, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -55,14 +28,14 @@ class Options:
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> SlotAttention:
-    """S7 for one layer.
-
-    Raises:
-        ConfigError: the memory does not hold the blocks and the one that is not complete.
-    """
+    """Attention to one slot per block; keys and values have convolutions of their own, or are averaged."""
     block = options.block
     blocks = block_count("memory_compressed", dims, block, options.blocks)
-    compression = Convolution(dims, block) if options.compress == "conv" else Mean()
+    of_keys, of_values = (
+        BlockConvolution(dims.kv_heads, 1, block, width) if options.compress == "conv" else Pooled(1)
+        for width in (dims.head_dim, dims.value_dim)
+    )
+    compression = Compression(of_keys, of_values, slots=1, span=0)
     return SlotAttention(dims, plan, compression, block, blocks, math.log(block) if options.mass else 0.0)
 
 

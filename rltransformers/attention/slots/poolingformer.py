@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Le
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,6 +21,7 @@ from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional import windows
+from rltransformers.functional.blocks import ends_of_slots, slots_of_chunks
 from rltransformers.functional.call import EVERY, Call, Tokens, chosen
 from rltransformers.functional.keys import Past
 from rltransformers.mixers.interface import Dims, Mixed
@@ -41,26 +42,6 @@ def read_slots(
     return torch.einsum("bhcn,bnhd->bchd", weights.to(v.dtype), v)
 
 
-def ends_of_slots(
-    p: Int[Tensor, "B T"], before: Int[Tensor, " B"], kernel: int, stride: int, slots: int
-) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B T"]]:
-    """Last tokens of complete slots, oldest first, and how many of them the call completes up to a token.
-
-    They are counted from the first token of the call: -1 is the token in front of it. First come the last ``slots``
-    slots of the episode that the call continues, then those that the call completes; what is left lies behind it.
-    """
-    time = p.shape[1]
-    place = torch.arange(time, device=p.device)
-    behind = before[:, None] - (kernel - 1)
-    old = -1 - behind % stride - stride * windows.descending(slots, p.device)
-    complete = (p >= kernel - 1) & ((p - (kernel - 1)) % stride == 0)
-    done = complete.cumsum(1)
-    most = -(-time // stride)
-    new = p.new_full((p.shape[0], most + 1), time)
-    new = new.scatter(1, torch.where(complete, done - 1, most), place.expand_as(p))
-    return torch.cat([old, new[:, :most]], 1), done
-
-
 class Pool(nn.Module):
     """Keys and values of ``kernel`` tokens as one: their mean or maximum, or a mixture that the middle one chooses."""
 
@@ -73,7 +54,6 @@ class Pool(nn.Module):
             self.weigh = nn.Linear(dims.kv_heads * dims.value_dim, dims.kv_heads * kernel, bias=False)
 
     def forward(self, rows: Float[Tensor, "B N k E"]) -> Float[Tensor, "B N E"]:
-        """One row per slot."""
         if self.weigh is None:
             return rows.amax(2) if self.pooling == "max" else rows.mean(2)
         groups = self.dims.kv_heads
@@ -115,7 +95,6 @@ class Poolingformer(Attention):
         call: Call,
         below: Tensor | None,
     ) -> Mixed:
-        """The wanted tokens."""
         own = {name: value for name, value in state.items() if name not in ("pooled", "recent")}
         first = super().forward(h, query, past, own, replace(call, wanted=EVERY), below)
         z, after = self.second_level(first.out, state, call.tokens)
@@ -142,17 +121,12 @@ class Poolingformer(Attention):
         if time <= size:
             return self.of_chunk(query, slots, ends, tokens.p)
         count, spare = -(-time // size), -(-size // self.stride)
-        completed = F.pad(done, (1, 0))[:, :-1][:, ::size]  # before each chunk
-        order = completed[..., None] + torch.arange(self.slots + spare, device=query.device)
-        ends = F.pad(ends, (0, spare), value=count * size).gather(1, order.flatten(1)).unflatten(1, order.shape[1:])
-        ends = (ends - size * torch.arange(count, device=query.device)[:, None]).flatten(0, 1)
-        slots = windows.take_rows(F.pad(slots, (0, 0, 0, spare)), order.flatten(1))
-        slots = slots.unflatten(1, order.shape[1:]).flatten(0, 1)
+        slots, ends = F.pad(slots, (0, 0, 0, spare)), F.pad(ends, (0, spare), value=count * size)
+        slots, ends = slots_of_chunks(slots, ends, done, size, self.slots + spare)
         found = self.of_chunk(windows.fold(query, size), slots, ends, windows.fold(tokens.p, size))
         return windows.unfold_tokens(found, time, query.shape[0])
 
     def of_chunk(self, query: Tensor, slots: Tensor, ends: Tensor, p: Tensor) -> Tensor:
-        """Outputs of the heads of some tokens."""
         heads, groups = self.dims.heads, self.dims.kv_heads
         distance = torch.arange(p.shape[1], device=p.device)[:, None] - ends[:, None]
         edge = p.clamp(max=self.span_of_slots - 1) - (self.kernel - 1)

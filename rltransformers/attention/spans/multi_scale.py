@@ -25,7 +25,6 @@ class MultiScale(Part):
         check_window("multi_scale", max(self.windows), dims.memory)
 
     def narrowed(self, pattern: Pattern) -> Pattern:
-        """A reach per head, or one where all are alike."""
         own = pattern.heads * (len(self.windows) // len(pattern.heads))
         reaches = tuple(reach.within(window) for reach, window in zip(own, self.windows, strict=True))
         return Pattern(reaches[:1] if len(set(reaches)) == 1 else reaches)

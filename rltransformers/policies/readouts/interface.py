@@ -83,7 +83,6 @@ class Datastore(nn.Module):
 
     @torch.no_grad()
     def clear(self) -> None:
-        """Forget everything."""
         self.filled.zero_()
         self.cursor.zero_()
 

@@ -62,7 +62,6 @@ class NearestNeighbors(Readout):
     def forward(
         self, features: Float[Tensor, "*n W"], layer: nn.Linear, own: Int[Tensor, "*n"] | None = None
     ) -> Float[Tensor, "*n A"]:
-        """Outputs whose probabilities are those of the mixture."""
         outputs, options = linear(layer, features), self.options
         if options.weight == 0:
             return outputs

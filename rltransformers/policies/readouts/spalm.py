@@ -62,7 +62,6 @@ class GatedMemory(Readout):
     def forward(
         self, features: Float[Tensor, "*n W"], layer: nn.Linear, own: Int[Tensor, "*n"] | None = None
     ) -> Float[Tensor, "*n A"]:
-        """Outputs read from z."""
         found = self.store.nearest(features, self.options.neighbors, own)
         y = self.store.actions[found.index].to(features.dtype) @ self.embeddings(layer)
         logits = (y @ features[..., None]).squeeze(-1)
