@@ -1,6 +1,6 @@
 """Everything that a mechanism of another package needs: ``register``, its record, and the classes it is made from.
 
-A mechanism is a ``Spec``: a name, the axis it belongs to, a summary, and a function that builds it. ``register`` adds
+A mechanism is a ``Spec``: a name, the axis it belongs to, a summary, and the class that it builds. ``register`` adds
 it to the choices of every config, of both kinds of agent. docs/tutorials/own_mechanism.md shows one from start to end;
 ``rltransformers.conformance.check_mechanism`` holds the laws of the library against it.
 """
@@ -158,11 +158,6 @@ def check_spec(spec: Any) -> None:
         raise ConfigError(f"{what} is built by {call}, which its function does not take: {error}") from error
 
 
-def is_frozen(record: Any) -> bool:
-    """Return whether a dataclass is one under ``@dataclass(frozen=True)``."""
-    return bool(record.__dataclass_params__.frozen)
-
-
 def check_options(spec: Spec, what: str) -> None:
     """Raise unless the options are a frozen dataclass of settings that a config can hold.
 
@@ -170,7 +165,8 @@ def check_options(spec: Spec, what: str) -> None:
         ConfigError: names the option.
     """
     record: Any = spec.options
-    if not (isinstance(record, type) and dataclasses.is_dataclass(record) and is_frozen(record)):
+    frozen = getattr(getattr(record, "__dataclass_params__", None), "frozen", False)
+    if not (isinstance(record, type) and frozen):
         raise ConfigError(f"the options of {what} must be a class under @dataclass(frozen=True), got {record!r}")
     base = BASES.get(spec.axis, object)
     if not issubclass(record, base):

@@ -77,3 +77,11 @@ def slots_of_chunks(
     first = chunk * torch.arange(order.shape[1], device=ends.device)[:, None]
     ends = (ends.gather(1, order.flatten(1)).unflatten(1, order.shape[1:]) - first).flatten(0, 1)
     return windows.take_rows(slots, order.flatten(1)).unflatten(1, order.shape[1:]).flatten(0, 1), ends
+
+
+def inside_block(
+    rows: Float[Tensor, "B T n"], place: Int[Tensor, "B T"], distance: Int[Tensor, " L"]
+) -> Float[Tensor, "B T L"]:
+    """``rows[t, place_t - d]``: the numbers that tokens have for the places of their block; 0 in front of it."""
+    source = place[..., None] - distance
+    return rows.gather(-1, source.clamp(min=0)).masked_fill(source < 0, 0.0)

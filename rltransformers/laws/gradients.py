@@ -1,9 +1,10 @@
 """Laws L5 to L7: values and gradients equal those of a slow twin, of a special case, and of finite differences."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from rltransformers.backbone import Backbone, BackboneConfig, Record
 from rltransformers.core.spec import Feature
 from rltransformers.laws.streams import EXACT, Case, perturbed, require
+from rltransformers.mixers.interface import Mixed
 
 Reference: TypeAlias = Callable[[Backbone, Tensor], tuple[Tensor, Mapping[str, Tensor] | None]]
 """Slow forward pass of one episode [t, D]: outputs [t, D], and what its state holds at the end, or None."""
@@ -56,20 +58,13 @@ def equals_reference(backbone: Backbone, reference: Reference, tolerance: float 
 
 
 @contextmanager
-def with_twin(backbone: Backbone, axis: str, twin: Callable[..., Any]) -> "Any":
+def with_twin(backbone: Backbone, axis: str, twin: Callable[..., Any]) -> Iterator[None]:
     """Compute a mechanism by its twin inside the block, for one episode at a time.
 
     Of a mixer ``twin(module, h)`` takes the normalized inputs [t, D] of an episode, of a feed-forward part the same, of
     a residual ``twin(module, x, y)`` takes stream and output of the submodule, and of a position at the input
     ``twin(module, x)`` the tokens. All return [t, D].
     """
-    from rltransformers.mixers.interface import Mixed
-
-    replaced: list[tuple[Any, str]] = []
-
-    def replace(module: Any, name: str, function: Callable[..., Any]) -> None:
-        setattr(module, name, function)
-        replaced.append((module, name))
 
     def mixer_of(module: Any) -> Callable[..., Any]:
         return lambda h, *rest: Mixed(twin(module, h[0])[None], next(each for each in rest if isinstance(each, dict)))
@@ -77,21 +72,18 @@ def with_twin(backbone: Backbone, axis: str, twin: Callable[..., Any]) -> "Any":
     def one_of(module: Any) -> Callable[..., Any]:
         return lambda *streams: twin(module, *(stream[0] for stream in streams if isinstance(stream, Tensor)))[None]
 
-    try:
-        for index in range(len(backbone.layers)):
-            layer = backbone.layer(index)
+    layers = [backbone.layer(index) for index in range(len(backbone.layers))]
+    with ExitStack() as stack:
+        for layer in layers:
             if axis == "mixer":
-                replace(layer.mixing.mixer, "forward", mixer_of(layer.mixing.mixer))
+                stack.enter_context(patch.object(layer.mixing.mixer, "forward", mixer_of(layer.mixing.mixer)))
             elif axis == "ff":
-                replace(layer.ff, "forward", one_of(layer.ff))
+                stack.enter_context(patch.object(layer.ff, "forward", one_of(layer.ff)))
             elif axis == "residual":
                 for join in (layer.join_mixing, layer.join_ff):
                     if join is not None:
-                        replace(join, "combine", one_of(join))
+                        stack.enter_context(patch.object(join, "combine", one_of(join)))
         yield
-    finally:
-        for module, name in replaced:
-            delattr(module, name)
 
 
 TWIN_AXES = ("mixer", "ff", "residual")
@@ -102,8 +94,7 @@ def reference_of(axis: str, twin: Callable[..., Any]) -> Reference:
     """Make a reference of a backbone that differs in one mechanism, which its twin computes."""
 
     def reference(backbone: Backbone, x: Tensor) -> tuple[Tensor, None]:
-        block: AbstractContextManager[Any] = with_twin(backbone, axis, twin)
-        with block:
+        with with_twin(backbone, axis, twin):
             return backbone(x[None])[0][0], None
 
     return reference

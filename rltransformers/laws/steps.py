@@ -1,6 +1,7 @@
 """Laws L11 and L12: the step of acting has one fixed shape, can be written to a file, and follows every weight."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
@@ -129,16 +130,10 @@ def no_tensors_from_numbers(step: BackboneStep) -> None:
         require(False, "a step makes a tensor from numbers; register it as a buffer when the module is built")
         raise AssertionError("require has raised")
 
-    places = ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor"))
-    patches = [patch.object(place, function, refuse) for place, function in places]
-    with torch.inference_mode():
-        for each in patches:
-            each.start()
-        try:
-            step(inputs, step(inputs, state)[1])
-        finally:
-            for each in patches:
-                each.stop()
+    with torch.inference_mode(), ExitStack() as stack:
+        for place, name in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")):
+            stack.enter_context(patch.object(place, name, refuse))
+        step(inputs, step(inputs, state)[1])
 
 
 def fresh_tables(step: BackboneStep) -> None:

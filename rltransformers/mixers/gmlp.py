@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.spec import Size, Spec, Traits
+from rltransformers.functional.blocks import inside_block
 from rltransformers.functional.call import Call, Tokens, chosen
 from rltransformers.functional.taps import inside, many_taps, newest_rows, with_past
 from rltransformers.mixers.interface import Dims, Mixed, StateMixer
@@ -27,10 +28,8 @@ def by_distance(weight: Float[Tensor, " n"], tokens: Tokens) -> Float[Tensor, "B
 
 def by_place(weight: Float[Tensor, "n n"], tokens: Tokens) -> Float[Tensor, "B T n"]:
     """``weight[p_t mod n, p_s mod n]`` for the token d = t - s back, 0 before the block of n tokens that p_t is in."""
-    place = (tokens.p % len(weight))[..., None]
-    source = place - torch.arange(len(weight), device=weight.device)
-    rows = weight[place[..., 0]]
-    return rows.gather(-1, source.clamp(min=0)).masked_fill(source < 0, 0.0)
+    place = tokens.p % len(weight)
+    return inside_block(weight[place], place, torch.arange(len(weight), device=weight.device))
 
 
 @dataclass(frozen=True)

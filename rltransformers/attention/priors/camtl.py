@@ -8,23 +8,16 @@ from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rltransformers.attention.roles import Part
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.functional.blocks import inside_block
 from rltransformers.functional.call import Tokens
 from rltransformers.functional.modules import linear
 from rltransformers.mixers.interface import Dims
-
-
-def inside_blocks(
-    rows: Float[Tensor, "B T n"], place: Int[Tensor, "B T"], distance: Int[Tensor, " L"]
-) -> Float[Tensor, "B T L"]:
-    """``rows[t, place_t - d]``: what a token adds to its scores; 0 for keys of earlier blocks."""
-    source = place[..., None] - distance
-    return rows.gather(-1, source.clamp(min=0)).masked_fill(source < 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ class ConditionalBlocks(Part):
         place, number = tokens.p % block, tokens.p // block % blocks
         gamma, beta = linear(self.film, self.vector(tokens)).chunk(2, -1)
         rows = (1 + gamma) * self.matrices[number, place] + beta
-        return inside_blocks(rows, place, distance)[:, None].expand(-1, self.heads, -1, -1).to(q.dtype)
+        return inside_block(rows, place, distance)[:, None].expand(-1, self.heads, -1, -1).to(q.dtype)
 
     def vector(self, tokens: Tokens) -> Float[Tensor, "... Z"]:
         """z of the given task, or of the one that the call names."""

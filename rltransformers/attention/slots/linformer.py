@@ -85,9 +85,9 @@ def build(dims: Dims, plan: Plan, options: Options) -> SlotAttention:
     def of_rows(width: int) -> nn.Module:
         if projection == "learned":
             return BlockProjection(groups, slots, block)
-        return (
-            BlockConvolution(groups, slots, span, width) if projection == "conv" else Pooled(slots, projection == "max")
-        )
+        if projection == "conv":
+            return BlockConvolution(groups, slots, span, width)
+        return Pooled(slots, maximum=projection == "max")
 
     of_keys = of_rows(dims.head_dim)
     of_values = of_keys if sharing in ONE_FOR_KEYS_AND_VALUES else of_rows(dims.value_dim)

@@ -33,6 +33,8 @@ from rltransformers.policies.memory_policy import PolicyState
 MEMORY, LAYERS, SEGMENT = 4, 2, 8
 BACKBONE = {"preset": "gtrxl", "width": 16, "layers": LAYERS, "heads": 2, "memory": MEMORY}
 EVERYTHING = {"previous_action": True, "previous_reward": True, "first_step": True}
+# The checks show the network rewards themselves.
+SETTINGS: dict[str, Any] = {"gamma": DISCOUNT, "scale_rewards": False, "seed": 0, "device": "cpu"}
 CACHE = "keys and values of the memory"
 
 
@@ -97,13 +99,12 @@ def save(model: Any, path: Path) -> None:
 
 def collect_more(model: Any) -> Recorder:
     """So many steps that every environment stands in the middle of an episode."""
+    if not isinstance(model, GTrXLDQN):
+        return collected(model, 1)
     recorder = Recorder()
     _, callback = model._setup_learn(10**6, recorder)
-    if isinstance(model, GTrXLDQN):
-        frequency = model.train_freq._replace(frequency=ROLLOUT)  # type: ignore[union-attr]  # it is no number by now
-        model.collect_rollouts(model.env, callback, frequency, model.replay_buffer)  # type: ignore[arg-type]
-    else:
-        model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    frequency = model.train_freq._replace(frequency=ROLLOUT)  # type: ignore[union-attr]  # it is no number by now
+    model.collect_rollouts(model.env, callback, frequency, model.replay_buffer)  # type: ignore[arg-type]
     return recorder
 
 
@@ -128,11 +129,8 @@ class OnPolicyAgent(_Agent):
             "GTrXLPolicy",
             limited(),
             n_steps=ROLLOUT,
-            gamma=DISCOUNT,
-            scale_rewards=False,  # the checks show the network rewards themselves
             policy_kwargs={"backbone": BACKBONE | (backbone or {})} | EVERYTHING,
-            seed=0,
-            device="cpu",
+            **SETTINGS,
         )
         shaken(self.model.policy.parameters())
         if isinstance(self.model, GTrXLVMPO):
@@ -181,11 +179,8 @@ class QAgent(_Agent):
             segment_length=SEGMENT,
             train_freq=ROLLOUT,
             n_step=1,
-            gamma=DISCOUNT,
-            scale_rewards=False,
             policy_kwargs={"backbone": BACKBONE} | EVERYTHING,
-            seed=0,
-            device="cpu",
+            **SETTINGS,
         )
         shaken(self.model.policy.learned)
         self.model.policy.follow(1.0)
