@@ -62,12 +62,17 @@ def check(value: Any, annotation: Any, name: str) -> Any:
     """
     if isinstance(value, np.generic):
         value = value.item()
-    record = _record(annotation) if isinstance(value, Mapping) else None
-    if record is not None:
-        return _check_members(value, record, name)
-    if not fits(value, annotation):
+    if isinstance(value, Mapping):
+        for record in filter(typing.is_typeddict, get_args(annotation) if is_union(annotation) else (annotation,)):
+            checked = check_settings(members_of(record), value, f"{name}.")
+            for key in members_of(record):
+                if key in record.__required_keys__ and key not in value:
+                    raise ConfigError(f"{name} needs {key}: it is {describe(record)}, got {shown(value)}")
+            return checked
+    fitted = _fitted(value, annotation)
+    if fitted is _MISFIT:
         raise ConfigError(f"{name} must be {describe(annotation)}, got {shown(value)}{_suggestion(value, annotation)}")
-    return _converted(value, annotation)
+    return fitted
 
 
 def check_settings(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -155,46 +160,69 @@ def shown(value: Any) -> str:
 
 def fits(value: Any, annotation: Any) -> bool:
     """Whether ``value`` has the type and lies in the range that ``annotation`` says."""
+    return _fitted(value, annotation) is not _MISFIT
+
+
+_MISFIT: Any = object()
+
+
+def _fitted(value: Any, annotation: Any) -> Any:
+    """``value`` as ``check`` returns it, or ``_MISFIT``."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation is Any:
-        return True
+        return value
     if origin is Annotated:
-        return fits(value, parts[0]) and all(_holds(value, bound) for bound in bounds(parts[1:]))
+        fitted = _fitted(value, parts[0])
+        return fitted if fitted is not _MISFIT and all(_holds(fitted, bound) for bound in bounds(parts[1:])) else _MISFIT
     if is_union(annotation):
-        return any(fits(value, part) for part in parts)
+        fitting = {part: fitted for part in parts if (fitted := _fitted(value, part)) is not _MISFIT}
+        same = [part for part in fitting if type(value) in (part, *get_args(part)[:1])]
+        return fitting[(same or list(fitting))[0]] if fitting else _MISFIT
     if origin is Literal:
-        return any(type(value) is type(part) and value == part for part in parts)
+        return value if any(type(value) is type(part) and value == part for part in parts) else _MISFIT
     if is_enumeration(annotation):
-        return isinstance(value, str) and value in list(annotation)
+        return annotation(value) if isinstance(value, str) and value in list(annotation) else _MISFIT
     if annotation is None or annotation is type(None):
-        return value is None
+        return None if value is None else _MISFIT
     if annotation is bool:
-        return isinstance(value, bool)
+        return value if isinstance(value, bool) else _MISFIT
     if annotation is int:
-        return (isinstance(value, int) and not isinstance(value, bool)) or (
-            isinstance(value, float) and value.is_integer()
-        )
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return int(value) if whole or (isinstance(value, float) and value.is_integer()) else _MISFIT
     if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if number and abs(value) <= sys.float_info.max else _MISFIT
     if typing.is_typeddict(annotation):
-        return isinstance(value, Mapping) and _members_fit(value, annotation)
+        members = members_of(annotation)
+        if not isinstance(value, Mapping) or not annotation.__required_keys__ <= value.keys() <= members.keys():
+            return _MISFIT
+        return _fitted_items({key: _fitted(item, members[key]) for key, item in value.items()})
     if origin is type:
-        return isinstance(value, type) and (not parts or parts[0] is Any or issubclass(value, parts[0]))
+        made = isinstance(value, type) and (not parts or parts[0] is Any or issubclass(value, parts[0]))
+        return value if made else _MISFIT
     kind = origin or annotation
     if kind is Callable:
-        return callable(value)
-    if kind is tuple and parts and parts[-1] is not Ellipsis:  # a list from a file is as good
-        same = isinstance(value, tuple | list) and len(value) == len(parts)
-        return same and all(fits(item, part) for item, part in zip(value, parts, strict=True))
-    if not isinstance(value, kind):
-        return False
-    if not parts:
-        return True
+        return value if callable(value) else _MISFIT
+    by_place = kind is tuple and bool(parts) and parts[-1] is not Ellipsis
+    if not isinstance(value, tuple | list if by_place else kind):  # a list from a file is as good as a tuple
+        return _MISFIT
+    if not parts or not issubclass(kind, Mapping | Sequence):  # members of other containers are not looked at
+        return value
     if issubclass(kind, Mapping):
-        return all(fits(key, parts[0]) and fits(item, parts[1]) for key, item in value.items())
-    if issubclass(kind, Sequence):
-        return not isinstance(value, str) and all(fits(item, parts[0]) for item in value)
-    return True
+        if not all(fits(key, parts[0]) for key in value):
+            return _MISFIT
+        fitted = _fitted_items({key: _fitted(item, parts[1]) for key, item in value.items()})
+        return fitted if fitted is _MISFIT or type(value) is dict else value
+    if isinstance(value, str) or (by_place and len(value) != len(parts)):
+        return _MISFIT
+    items = [_fitted(item, parts[index] if by_place else parts[0]) for index, item in enumerate(value)]
+    if any(item is _MISFIT for item in items):
+        return _MISFIT
+    return type(value)(items) if type(value) in (list, tuple) else value
+
+
+def _fitted_items(items: dict[str, Any]) -> Any:
+    return _MISFIT if any(item is _MISFIT for item in items.values()) else items
 
 
 def describe(annotation: Any) -> str:
@@ -234,55 +262,11 @@ def describe(annotation: Any) -> str:
     return f"a {kind.__name__}"
 
 
-def _converted(value: Any, annotation: Any) -> Any:
-    """``value``, which fits ``annotation``, with floats and members of enumerations where the annotation says so."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if is_union(annotation):
-        fitting = [part for part in parts if fits(value, part)]
-        same = [part for part in fitting if type(value) in (part, *get_args(part)[:1])]
-        return _converted(value, (same or fitting)[0])
-    if origin is Annotated:
-        return _converted(value, parts[0])
-    if annotation in (int, float) or is_enumeration(annotation):
-        return annotation(value)
-    if typing.is_typeddict(annotation):
-        hints = typing.get_type_hints(annotation, include_extras=True)
-        return {key: _converted(item, without_marks(hints[key])) for key, item in value.items()}
-    # Of other containers, such as Iterable, ``fits`` has not seen the members.
-    if type(value) is dict and len(parts) == 2:
-        return {key: _converted(item, parts[1]) for key, item in value.items()}
-    if type(value) in (list, tuple) and parts and issubclass(origin or object, Sequence):
-        one_by_one = origin is tuple and parts[-1] is not Ellipsis
-        each = parts if one_by_one else [parts[0]] * len(value)
-        return type(value)(_converted(item, part) for item, part in zip(value, each, strict=True))
-    return value
-
-
-def _record(annotation: Any) -> Any:
-    """The TypedDict among the alternatives of ``annotation``, if there is one."""
-    alternatives = get_args(annotation) if is_union(annotation) else (annotation,)
-    return next((each for each in alternatives if typing.is_typeddict(each)), None)
-
-
-def _check_members(value: Mapping[str, Any], record: Any, name: str) -> dict[str, Any]:
-    members = typing.get_type_hints(record, include_extras=True)
-    checked = check_settings({key: without_marks(hint) for key, hint in members.items()}, value, f"{name}.")
-    for key in members:
-        if key in record.__required_keys__ and key not in value:
-            raise ConfigError(f"{name} needs {key}: it is {describe(record)}, got {shown(value)}")
-    return checked
-
-
-def _members_fit(value: Mapping[str, Any], record: Any) -> bool:
-    members = typing.get_type_hints(record, include_extras=True)
-    known = all(key in members and fits(item, without_marks(members[key])) for key, item in value.items())
-    return known and all(key in value for key in record.__required_keys__)
-
-
-def without_marks(annotation: Any) -> Any:
-    """The annotation inside NotRequired or Required."""
-    marked = get_origin(annotation) in (typing.NotRequired, typing.Required)
-    return get_args(annotation)[0] if marked else annotation
+def members_of(record: Any) -> dict[str, Any]:
+    """Annotations of the members of a TypedDict by name, without NotRequired and Required."""
+    marks = (typing.NotRequired, typing.Required)
+    hints = typing.get_type_hints(record, include_extras=True)
+    return {name: get_args(hint)[0] if get_origin(hint) in marks else hint for name, hint in hints.items()}
 
 
 def is_enumeration(annotation: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from rltransformers.core.ranges import bounds, is_enumeration, is_union, without_marks
+from rltransformers.core.ranges import bounds, is_enumeration, is_union, members_of
 
 _PLAIN: Mapping[str, Any] = {"any": Any, "none": None, "bool": bool, "int": int, "float": float, "str": str}
 _BOUNDS = {"ge": Ge, "gt": Gt, "le": Le, "lt": Lt}
@@ -26,8 +26,7 @@ def to_json(annotation: Any) -> Any:
     if origin is Literal or is_enumeration(annotation):
         return {"literal": [str(each) for each in annotation] if is_enumeration(annotation) else list(parts)}
     if typing.is_typeddict(annotation):
-        hints = typing.get_type_hints(annotation, include_extras=True)
-        members = {name: to_json(without_marks(hint)) for name, hint in hints.items()}
+        members = {name: to_json(hint) for name, hint in members_of(annotation).items()}
         return {"record": members, "required": sorted(annotation.__required_keys__), "name": annotation.__name__}
     kind = origin or annotation
     if kind is Callable:
