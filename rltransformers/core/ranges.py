@@ -173,7 +173,9 @@ def _fitted(value: Any, annotation: Any) -> Any:
         return value
     if origin is Annotated:
         fitted = _fitted(value, parts[0])
-        return fitted if fitted is not _MISFIT and all(_holds(fitted, bound) for bound in bounds(parts[1:])) else _MISFIT
+        return (
+            fitted if fitted is not _MISFIT and all(_holds(fitted, bound) for bound in bounds(parts[1:])) else _MISFIT
+        )
     if is_union(annotation):
         fitting = {part: fitted for part in parts if (fitted := _fitted(value, part)) is not _MISFIT}
         same = [part for part in fitting if type(value) in (part, *get_args(part)[:1])]

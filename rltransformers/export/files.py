@@ -29,7 +29,7 @@ METADATA = "rltransformers.json"
 EXTRA = "export"
 
 
-def write_pt2(
+def write_step(
     module: nn.Module,
     path: str | os.PathLike[str],
     inputs: Tensors,
@@ -39,11 +39,12 @@ def write_pt2(
     batch: int | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the step of ``module`` with its present weights to ``path``, for torch.
+    """Write the step of ``module`` with its present weights to ``path``.
 
     Args:
         module: a step, in evaluation mode.
-        path: ends in ``.pt2``; what is there is replaced when the new file is whole.
+        path: ends in ``.pt2`` for torch, or in ``.onnx`` for ONNX runtimes, whose weights can have 2 GB; what is there
+            is replaced when the new file is whole.
         inputs, state: examples with any size of batch; their numbers do not matter.
         shared: names of tensors whose first axis is not the batch.
         batch: the size of batch that the file is for, up to 65,536; None for any.
@@ -51,91 +52,27 @@ def write_pt2(
 
     Raises:
         ConfigError: when ``module`` breaks a rule of a step or cannot be written, or for ``path`` or ``metadata``.
+        MissingExtraError: for ``.onnx`` without onnx or onnxscript.
     """
-    written = _ending(path, ".pt2")
-    inputs, state, text = _prepared(module, inputs, state, shared, batch, metadata)
-    program = pure_program(module, inputs, state, shared=shared, dynamic=batch is None)
-    with replacing(written) as temporary:
-        save_program(program, temporary, {METADATA: text})
-
-
-def write_onnx(
-    module: nn.Module,
-    path: str | os.PathLike[str],
-    inputs: Tensors,
-    state: Tensors,
-    *,
-    shared: Collection[str] = (),
-    batch: int | None = None,
-    metadata: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the step of ``module`` with its present weights to ``path``, for ONNX runtimes; arguments as ``write_pt2``.
-
-    ``path`` ends in ``.onnx``. The weights lie in the file, which can have 2 GB.
-
-    Raises:
-        ConfigError: as ``write_pt2``.
-        MissingExtraError: without onnx or onnxscript.
-    """
-    written = _ending(path, ".onnx")
-    require("onnxscript", EXTRA)
-    onnx = require("onnx", EXTRA)
-    inputs, state, text = _prepared(module, inputs, state, shared, batch, metadata)
-    about = json.loads(text)
-    names_in = [*about["inputs"], *(f"state.{name}" for name in about["state"])]
-    names_out = [*about["outputs"], *(f"next.{name}" for name in about["state"])]
-    program = pure_program(module, inputs, state, shared=shared, dynamic=batch is None)
-    _name_all_axes(program)
-    with replacing(written) as temporary:
-        # With gradients the exporter would pick another kernel of attention than the trace had, of other strides.
-        with torch.no_grad(), tracing():
-            try:
-                exported = torch.onnx.export(
-                    program,
-                    input_names=[f"input {name}" for name in names_in],
-                    output_names=[f"output {name}" for name in names_out],
-                    dynamo=True,
-                    external_data=False,
-                    verbose=False,
-                )
-            except Exception as error:
-                raise ConfigError(
-                    f"this step cannot be written as ONNX: {one_line(_origin(error))[:500]}; write a .pt2 file"
-                ) from error
-        assert exported is not None
-        model = exported.model_proto
-        # The exporter gives its names even where a value inside has the same one; names with a space meet none.
-        names = {name: f"inside/{name}" for name in [*names_in, *names_out]}
-        names |= {f"input {name}": name for name in names_in} | {f"output {name}": name for name in names_out}
-        _rename(model.graph, names)
-        _name_batch(model.graph)
-        entry = model.metadata_props.add()
-        entry.key, entry.value = METADATA, text
-        onnx.save(model, temporary)
-
-
-def _prepared(
-    module: nn.Module,
-    inputs: Tensors,
-    state: Tensors,
-    shared: Collection[str],
-    batch: int | None,
-    metadata: Mapping[str, Any] | None,
-) -> tuple[Tensors, Tensors, str]:
-    """Examples to trace with, in the order of their names, and the JSON text that describes the file."""
+    file = Path(path)
+    if file.suffix not in (".pt2", ".onnx"):
+        raise ConfigError(f"{file.name!r} must end in .pt2 (for torch) or .onnx (for any ONNX runtime)")
+    if file.suffix == ".onnx":
+        for package in ("onnxscript", "onnx"):
+            require(package, EXTRA)
     check(batch, Environments | None, "batch")
     own = batch_of(inputs, state, shared)
     rows = batch or 2  # one row alone would be taken for a size that is always one
     size = sum(each.nbytes for name, each in (inputs | state).items() if name not in shared)
     # Inputs, states, the copies that a step is compared with, and as much inside.
     check_memory(rows * size * 8 // own, f"writing a step of {rows} environments takes", "leave batch out, or lower it")
-    examples = [
+    inputs, state = (
         {name: rows_of(tensors[name], rows, name in shared) for name in sorted(tensors)} for tensors in (inputs, state)
-    ]
-    outputs = check_step(module, *examples)
+    )
+    outputs = check_step(module, inputs, state)
     about = {
-        "inputs": {name: _about(tensor, batch, name in shared) for name, tensor in examples[0].items()},
-        "state": {name: _about(tensor, batch, name in shared) for name, tensor in examples[1].items()},
+        "inputs": {name: _about(tensor, batch, name in shared) for name, tensor in inputs.items()},
+        "state": {name: _about(tensor, batch, name in shared) for name, tensor in state.items()},
         "outputs": {name: _about(outputs[name], batch, outputs[name].shape[:1] != (rows,)) for name in sorted(outputs)},
         "versions": {
             "rltransformers": rltransformers.__version__,
@@ -145,9 +82,53 @@ def _prepared(
         "metadata": dict(metadata or {}),
     }
     try:
-        return examples[0], examples[1], json.dumps(about, allow_nan=False)
+        text = json.dumps(about, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"metadata of a file is what JSON can hold: {one_line(error)}") from error
+    program = pure_program(module, inputs, state, shared=shared, dynamic=batch is None)
+    with replacing(file) as temporary:
+        if file.suffix == ".pt2":
+            save_program(program, temporary, {METADATA: text})
+        else:
+            _save_onnx(program, temporary, about, text)
+
+
+def _save_onnx(program: ExportedProgram, path: Path, about: Mapping[str, Any], text: str) -> None:
+    names_in = [*about["inputs"], *(f"state.{name}" for name in about["state"])]
+    names_out = [*about["outputs"], *(f"next.{name}" for name in about["state"])]
+    for (
+        node
+    ) in program.graph.nodes:  # largest and smallest numbers of whole tensors: the exporter wants axes to be named
+        if node.target in (torch.ops.aten.amax.default, torch.ops.aten.amin.default) and len(node.args) == 1:
+            node.args = (node.args[0], list(range(node.args[0].meta["val"].dim())))
+    # With gradients the exporter would pick another kernel of attention than the trace had, of other strides.
+    with torch.no_grad(), tracing():
+        try:
+            exported = torch.onnx.export(
+                program,
+                input_names=[f"input {name}" for name in names_in],
+                output_names=[f"output {name}" for name in names_out],
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        except Exception as error:
+            origin: BaseException = error  # torch's last error of the chain does not name the operation
+            while origin.__cause__ is not None:
+                origin = origin.__cause__
+            raise ConfigError(
+                f"this step cannot be written as ONNX: {one_line(origin)[:500]}; write a .pt2 file"
+            ) from error
+    assert exported is not None
+    model = exported.model_proto
+    # The exporter gives its names even where a value inside has the same one; names with a space meet none.
+    names = {name: f"inside/{name}" for name in [*names_in, *names_out]}
+    names |= {f"input {name}": name for name in names_in} | {f"output {name}": name for name in names_out}
+    _rename(model.graph, names)
+    _name_batch(model.graph)
+    entry = model.metadata_props.add()
+    entry.key, entry.value = METADATA, text
+    require("onnx", EXTRA).save(model, path)
 
 
 def _about(tensor: Tensor, batch: int | None, shared: bool) -> dict[str, Any]:
@@ -155,13 +136,6 @@ def _about(tensor: Tensor, batch: int | None, shared: bool) -> dict[str, Any]:
     if shape and not shared and batch is None:
         shape[0] = "batch"
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": shape}
-
-
-def _name_all_axes(program: ExportedProgram) -> None:
-    """Give the largest and the smallest number of a whole tensor the axes that the exporter wants to be named."""
-    for node in program.graph.nodes:
-        if node.target in (torch.ops.aten.amax.default, torch.ops.aten.amin.default) and len(node.args) == 1:
-            node.args = (node.args[0], list(range(node.args[0].meta["val"].dim())))
 
 
 def _name_batch(graph: Any) -> None:
@@ -191,17 +165,3 @@ def _rename(graph: Any, names: Mapping[str, str]) -> None:
         for attribute in node.attribute:
             for inner in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
                 _rename(inner, names)
-
-
-def _origin(error: BaseException) -> BaseException:
-    """The first error of a chain; torch's last one does not name the operation."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _ending(path: str | os.PathLike[str], ending: str) -> Path:
-    written = Path(path)
-    if written.suffix != ending:
-        raise ConfigError(f"{written.name} must end in {ending}")
-    return written

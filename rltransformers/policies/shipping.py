@@ -21,7 +21,7 @@ from rltransformers.backbone import Backbone
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import space_to_json
-from rltransformers.export.files import write_onnx, write_pt2
+from rltransformers.export.files import write_step
 from rltransformers.export.step import Tensors
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.decision import Decider
@@ -29,8 +29,6 @@ from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, announce, leaf_name
 
 Space = gym.Space[Any]
-WRITERS = {".pt2": write_pt2, ".onnx": write_onnx}
-"""Writer of a file, by its ending."""
 
 
 @dataclass(frozen=True)
@@ -224,9 +222,6 @@ def write_policy(
         ConfigError: for another ending, and for what a file of that kind cannot express.
         MissingExtraError: for ONNX without its packages.
     """
-    write = WRITERS.get(Path(path).suffix)
-    if write is None:
-        raise ConfigError(f"{Path(path).name!r} must end in .pt2 (for torch) or .onnx (for any ONNX runtime)")
     if Path(path).is_dir():
         raise ConfigError(f"{path} is a folder; give the name of a file in it")
     if verbose:
@@ -244,7 +239,7 @@ def write_policy(
         "initial_state": {name: _row(value) for name, value in state.items()},
         **step.about(),
     }
-    write(step.eval(), path, inputs, state, batch=batch, metadata=metadata)
+    write_step(step.eval(), path, inputs, state, batch=batch, metadata=metadata)
     return Path(path)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.export.files import write_onnx
+from rltransformers.export.files import write_step
 from tests.export.laws import assert_runs_equal, check_compiled, check_traced, run_of
 from tests.export.operations import ONNX_LACKS, OPERATIONS, Operations, operation_inputs, operation_state
 from tests.export.test_files import onnx_step
@@ -42,7 +42,7 @@ def test_every_operation_compiles_and_equals_eager(tmp_path: Path, monkeypatch: 
 
 def test_operations_that_onnx_has_equal_eager_in_a_file(tmp_path: Path) -> None:
     module = Operations([name for name in OPERATIONS if name not in ONNX_LACKS]).eval()
-    write_onnx(module, tmp_path / "step.onnx", operation_inputs(3, torch.Generator()), operation_state(3))
+    write_step(module, tmp_path / "step.onnx", operation_inputs(3, torch.Generator()), operation_state(3))
     forms = (onnx_step(tmp_path / "step.onnx"), module)
     for batch in (1, 3):
         draw, state = (lambda it, batch=batch: operation_inputs(batch, it)), operation_state(batch)
@@ -53,7 +53,7 @@ def test_operations_that_onnx_has_equal_eager_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(ONNX_LACKS))
 def test_an_operation_that_onnx_lacks_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot be written as ONNX.*op='(aten|prims)\..*write a \.pt2 file"):
-        write_onnx(
+        write_step(
             Operations([name]).eval(),
             tmp_path / "step.onnx",
             operation_inputs(3, torch.Generator()),

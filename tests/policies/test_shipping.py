@@ -240,7 +240,7 @@ def test_the_metadata_build_a_first_state_that_acts_like_a_fresh_one(
     def write(step: Any, path: Any, inputs: Tensors, state: Tensors, batch: Any, metadata: Any) -> None:
         written.update(step=step, state=state, **metadata)
 
-    monkeypatch.setitem(shipping.WRITERS, ".pt2", write)
+    monkeypatch.setattr(shipping, "write_step", write)
     model = agent(*SPACES[kinds], **({"previous_action": True} if agent is online else {}))
     model.export(tmp_path / "policy.pt2")
     assert set(written["initial_state"]) == set(written["state"])
