@@ -210,7 +210,7 @@ def _fitted(value: Any, annotation: Any) -> Any:
         return _MISFIT
     if not parts or not issubclass(kind, Mapping | Sequence):  # members of other containers are not looked at
         return value
-    if issubclass(kind, Mapping):
+    if isinstance(value, Mapping):
         if not all(fits(key, parts[0]) for key in value):
             return _MISFIT
         fitted = _fitted_items({key: _fitted(item, parts[1]) for key, item in value.items()})

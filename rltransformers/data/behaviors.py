@@ -7,7 +7,6 @@ Stable-Baselines3 files hold pickled objects: loading one runs code from it. Loa
 
 import importlib
 import inspect
-import os
 import pickle
 import sys
 import warnings
@@ -34,19 +33,9 @@ from rltransformers.core.spaces import check_supported, leaf_spaces, nest_leaves
 Array = npt.NDArray[Any]
 Space = gym.Space[Any]
 
-SB3_ALGORITHMS = {
-    "ppo": ("stable_baselines3", "PPO"),
-    "a2c": ("stable_baselines3", "A2C"),
-    "sac": ("stable_baselines3", "SAC"),
-    "td3": ("stable_baselines3", "TD3"),
-    "ddpg": ("stable_baselines3", "DDPG"),
-    "dqn": ("stable_baselines3", "DQN"),
-    "tqc": ("sb3_contrib", "TQC"),
-    "trpo": ("sb3_contrib", "TRPO"),
-    "ars": ("sb3_contrib", "ARS"),
-    "qrdqn": ("sb3_contrib", "QRDQN"),
-    "recurrentppo": ("sb3_contrib", "RecurrentPPO"),
-}
+_SB3 = {"stable_baselines3": "PPO A2C SAC TD3 DDPG DQN", "sb3_contrib": "TQC TRPO ARS QRDQN RecurrentPPO"}
+SB3_ALGORITHMS = {name.lower(): (module, name) for module, names in _SB3.items() for name in names.split()}
+"""Word of a text → module and class of Stable-Baselines3 or sb3-contrib."""
 
 
 @runtime_checkable
@@ -74,7 +63,9 @@ def load_behavior(spec: str, observation_space: Space, action_space: Space, *, d
         spec: one of
             - "random": uniform actions;
             - "sb3:<algorithm>:<zip>[:<statistics>]": a Stable-Baselines3 or sb3-contrib policy, with the VecNormalize
-              file (.pkl) or its arrays (.npz) that it was trained with, see ``load_sb3``;
+              file (.pkl, unpickled too) that it was trained with, or an .npz of its arrays mean, var, epsilon, clip_obs
+              and norm_obs. Without it, files beside the policy as rl-zoo lays them out are used: ``<zip without
+              suffix>/obs_norm.npz`` or ``/vecnormalize.pkl``;
             - "checkpoint:<path>": an agent of this library, and "export:<path>": a policy that ``export`` of an agent
               wrote; both on the command line only (in Python ``load_agent(path).actor()``, ``Actor.from_export``);
             - "<module>:<name>": a function with the arguments of ``Behavior.act``, an object with that method, or a
@@ -179,7 +170,14 @@ def as_behavior(
         made: Behavior = behavior.actor(deterministic=deterministic)  # type: ignore[union-attr]
         return made
     if isinstance(behavior, BaseAlgorithm | BasePolicy):
-        return _of_sb3(behavior, action_space, deterministic)
+        if behavior.action_space != action_space:
+            raise ConfigError(
+                f"{type(behavior).__name__} acts in {behavior.action_space}, the environment takes {action_space}; "
+                "give it the environment that it was trained in"
+            )
+        statistics = behavior.get_vec_normalize_env() if isinstance(behavior, BaseAlgorithm) else None
+        normalize = statistics.normalize_obs if statistics is not None and statistics.norm_obs else None
+        return SB3Behavior(behavior, deterministic, normalize, f"sb3:{type(behavior).__name__}")
     if isinstance(behavior, Behavior):
         return behavior
     if callable(behavior):
@@ -321,17 +319,6 @@ class SB3Behavior:
         return actions
 
 
-def _of_sb3(model: BaseAlgorithm | BasePolicy, action_space: Space, deterministic: bool) -> SB3Behavior:
-    if model.action_space != action_space:
-        raise ConfigError(
-            f"{type(model).__name__} acts in {model.action_space}, the environment takes {action_space}; give it the "
-            "environment that it was trained in"
-        )
-    statistics = model.get_vec_normalize_env() if isinstance(model, BaseAlgorithm) else None
-    normalize = statistics.normalize_obs if statistics is not None and statistics.norm_obs else None
-    return SB3Behavior(model, deterministic, normalize, f"sb3:{type(model).__name__}")
-
-
 @contextmanager
 def _global_randomness(seed: int) -> Iterator[None]:
     """Seeds the global generators that Stable-Baselines3 samples from, and restores them."""
@@ -345,32 +332,17 @@ def _global_randomness(seed: int) -> Iterator[None]:
         torch.random.set_rng_state(torch_state)
 
 
-def load_sb3(
-    algorithm: str,
-    path: str | os.PathLike[str],
-    observation_space: Space,
-    action_space: Space,
-    *,
-    statistics: str | os.PathLike[str] | None = None,
-    deterministic: bool = False,
-) -> SB3Behavior:
+def _load_sb3(argument: str, observation_space: Space, action_space: Space, deterministic: bool) -> SB3Behavior:
     """A policy saved by Stable-Baselines3 or sb3-contrib, also by versions that used the package ``gym``.
 
     The file is unpickled: it can run code. Spaces and schedules come from the environment, not from the file.
-
-    Args:
-        algorithm: ppo, a2c, sac, td3, ddpg, dqn, tqc, trpo, ars, qrdqn or recurrentppo.
-        statistics: the VecNormalize file of the training (.pkl, unpickled too), or its arrays in an .npz with mean,
-            var, epsilon, clip_obs and norm_obs. Without it, files beside the policy as rl-zoo lays them out are used:
-            ``<zip without suffix>/obs_norm.npz`` or ``/vecnormalize.pkl``.
-
-    Raises:
-        ConfigError: for an unknown algorithm.
-        DataError: for a missing or unreadable file, or one trained on other spaces.
     """
+    algorithm, *files = argument.split(":")
+    if len(files) not in (1, 2):
+        raise ConfigError(f"'sb3:{argument}' should read sb3:<algorithm>:<zip>[:<vecnormalize.pkl or obs_norm.npz>]")
     if algorithm not in SB3_ALGORITHMS:
         raise ConfigError(f"unknown algorithm {algorithm!r}; {did_you_mean(algorithm, SB3_ALGORITHMS)}")
-    zip_path = Path(path)
+    zip_path, *statistics = map(Path, files)
     if not zip_path.is_file():
         raise DataError(f"there is no policy file {zip_path}")
     module, class_name = SB3_ALGORITHMS[algorithm]
@@ -405,35 +377,25 @@ def load_sb3(
             f"{action_space}: {error}"
         ) from error
     model.policy.set_training_mode(False)
-    found = Path(statistics) if statistics is not None else _zoo_statistics(zip_path)
-    name = f"sb3:{algorithm}:{zip_path.name}" + (f":{found.name}" if found else "")
-    return SB3Behavior(model, deterministic, _normalization(found) if found else None, name)
+    of_zoo = (zip_path.with_suffix("") / name for name in ("obs_norm.npz", "vecnormalize.pkl"))
+    name, normalize = f"sb3:{algorithm}:{zip_path.name}", None
+    for file in statistics or [path for path in of_zoo if path.is_file()][:1]:
+        name, normalize = f"{name}:{file.name}", _normalization(file)
+    return SB3Behavior(model, deterministic, normalize, name)
 
 
 def _zero_schedule(_: float) -> float:
     return 0.0
 
 
-def _load_sb3_text(argument: str, observation_space: Space, action_space: Space, deterministic: bool) -> Behavior:
-    algorithm, *files = argument.split(":")
-    if len(files) not in (1, 2):
-        raise ConfigError(f"'sb3:{argument}' should read sb3:<algorithm>:<zip>[:<vecnormalize.pkl or obs_norm.npz>]")
-    statistics = files[1] if len(files) == 2 else None
-    return load_sb3(
-        algorithm, files[0], observation_space, action_space, statistics=statistics, deterministic=deterministic
-    )
-
-
-def _zoo_statistics(zip_path: Path) -> Path | None:
-    folder = zip_path.with_suffix("")
-    return next((folder / name for name in ("obs_norm.npz", "vecnormalize.pkl") if (folder / name).is_file()), None)
-
-
 def _normalization(path: Path) -> Callable[[Any], Any] | None:
     """The observation normalization of a VecNormalize file or of its arrays; None when it was switched off."""
     try:
         if path.suffix == ".npz":
-            return _normalization_from_arrays(path)
+            with np.load(path, allow_pickle=False) as arrays:
+                on, clip = bool(arrays["norm_obs"]), float(arrays["clip_obs"])
+                mean, scale = arrays["mean"], np.sqrt(arrays["var"] + float(arrays["epsilon"]))
+            return (lambda seen: np.clip((seen - mean) / scale, -clip, clip).astype(np.float32)) if on else None
         with _old_gym(), warnings.catch_warnings(), path.open("rb") as file:
             warnings.simplefilter("ignore")
             saved = pickle.load(file)
@@ -441,19 +403,6 @@ def _normalization(path: Path) -> Callable[[Any], Any] | None:
         return saved.normalize_obs if saved.norm_obs else None
     except Exception as error:  # whatever an unpickled file raises
         raise DataError(f"{path} holds no readable observation statistics: {error}") from error
-
-
-def _normalization_from_arrays(path: Path) -> Callable[[Any], Any] | None:
-    with np.load(path, allow_pickle=False) as arrays:
-        if not bool(arrays["norm_obs"]):
-            return None
-        mean, scale = arrays["mean"], np.sqrt(arrays["var"] + float(arrays["epsilon"]))
-        clip = float(arrays["clip_obs"])
-
-    def normalize(observations: Array) -> Array:
-        return np.clip((observations - mean) / scale, -clip, clip).astype(np.float32)
-
-    return normalize
 
 
 @contextmanager
@@ -476,4 +425,4 @@ def _old_gym() -> Iterator[None]:
                 sys.modules[name] = module
 
 
-_LOADERS: dict[str, BehaviorLoader] = {"sb3": _load_sb3_text}
+_LOADERS: dict[str, BehaviorLoader] = {"sb3": _load_sb3}

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -150,9 +150,16 @@ def record(
                     "deterministic=True is for agents, models and policies; random actions have no mode, and other "
                     "behaviors decide by themselves; leave it out"
                 )
-            shares = Mixture(tuple(parts)).shares(steps or episodes or 0)
+            count, what = (steps, "steps") if steps is not None else (episodes or 0, "episodes")
+            shares = Mixture(tuple(parts)).shares(count)
             view = _view(part, environments.observation_space)
-            _check_room(steps, episodes, _layout(view.observation_space, environments.action_space))
+            # As recorded and as episodes, which have a step or more.
+            room = 2 * count * bytes_of(_layout(view.observation_space, environments.action_space))
+            way_out = "record fewer at a time and save each part, or less of the observation with recorded="
+            check_memory(room, f"to record {count:,} {what} needs at least", way_out)
+            longest = None
+            if episodes is not None or longest_episode is not None:
+                longest = longest_allowed(longest_episode, environments.single_spec)
             streams, spec = generators(seed), environments.single_spec
             env_id, env_spec = spec.id if spec else None, _spec_json(environments)
             results: list[Trajectories] = []
@@ -162,13 +169,12 @@ def record(
                     behaved, environments.observation_space, environments.action_space, deterministic=deterministic
                 )
                 _check_fits(actor, environments)
-                done_before = sum(result.steps for result in results)
-                recording = _Recording(environments, actor, view, progress, done_before)
-                if episodes is not None or longest_episode is not None:
-                    recording.longest = longest_allowed(longest_episode, spec)
+                recording = _Recording(environments, actor, view)
                 seeds = streams.environment.numpy.integers(2**31, size=environments.env.num_envs).tolist()
-                quota = _quota(share, environments.env.num_envs) if episodes is not None else None
-                recording.run(share if quota is None else None, quota, seeds, streams.action.numpy)
+                done_before = sum(result.steps for result in results)
+                recording.run(
+                    steps and share, episodes and share, seeds, streams.action.numpy, longest, progress, done_before
+                )
                 result = recording.trajectories(name or env_id or "recording", env_id, env_spec)
                 facts = {"name": _label(actor), "weight": weight, "steps": result.steps, "episodes": len(result)}
                 described.append(facts)
@@ -180,11 +186,6 @@ def record(
     if isinstance(part, dict):
         metadata["recorded"] = part
     return join_trajectories(results, results[0].name, metadata)
-
-
-def _quota(episodes: int, num_envs: int) -> npt.NDArray[np.int64]:
-    """Episodes per environment, fixed beforehand: taking the first to finish would favor short ones."""
-    return np.array([episodes // num_envs + (index < episodes % num_envs) for index in range(num_envs)], np.int64)
 
 
 IGNORED, STEP, LAST = 0, 1, 2
@@ -207,42 +208,33 @@ def _layout(observation_space: Space, action_space: Space) -> Layout:
     return layout
 
 
-def _check_room(steps: int | None, episodes: int | None, layout: Layout) -> None:
-    """Raise ConfigError unless so many steps, or episodes of one step, fit into memory as recorded and as episodes."""
-    count, what = (steps, "steps") if steps is not None else (episodes or 0, "episodes")
-    way_out = "record fewer at a time and save each part, or less of the observation with recorded="
-    check_memory(2 * count * bytes_of(layout), f"to record {count:,} {what} needs at least", way_out)
-
-
 class _Recording:
     """Rows of environments that go on, in arrays that double when they are full, cut into episodes at the end."""
 
-    def __init__(
+    def __init__(self, environments: "_Environments", behavior: Behavior, view: ObservationView) -> None:
+        self.environments, self.behavior, self.view = environments, behavior, view
+        self.layout = _layout(view.observation_space, environments.action_space)
+        self.numbers = np.arange(environments.env.num_envs)
+        self.capacity = self.rows = 0
+        self.arrays: Leaves = {}
+
+    def run(
         self,
-        environments: "_Environments",
-        behavior: Behavior,
-        view: ObservationView,
+        steps: int | None,
+        episodes: int | None,
+        seeds: list[int],
+        generator: np.random.Generator,
+        longest: int | None,
         progress: Callable[[int], None] | None,
         done_before: int,
     ) -> None:
-        self.environments, self.behavior, self.view, self.progress = environments, behavior, view, progress
-        self.done_before = done_before
-        self.longest: int | None = None
-        self.layout = _layout(view.observation_space, environments.action_space)
-        self.numbers = np.arange(environments.env.num_envs)
-        self.capacity = 0
-        self.rows = 0
-        self.arrays: Leaves = {}
-        self.observation_leaves = leaf_spaces(view.observation_space)
-        self.action_leaves = leaf_spaces(environments.action_space)
-
-    def run(
-        self, steps: int | None, quota: npt.NDArray[np.int64] | None, seeds: list[int], generator: np.random.Generator
-    ) -> None:
-        """Fill the arrays until ``steps`` are counted and the running episodes ended, or every quota is met."""
-        env, batch = self.environments.env, self.environments.env.num_envs
+        """Fill the arrays until ``steps`` are counted and the running episodes ended, or with so many ``episodes``."""
+        env, batch = self.environments.env, len(self.numbers)
         reads_rewards = "rewards" in inspect.signature(self.behavior.act).parameters
-        live = np.ones(batch, bool) if quota is None else quota > 0
+        live, quota = np.ones(batch, bool), None
+        if episodes is not None:  # per environment, fixed beforehand: taking the first to finish would favor short ones
+            quota = episodes // batch + (self.numbers < episodes % batch)
+            live = quota > 0
         finished, age = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
         nothing, count, finishing = np.zeros(batch, bool), 0, 0
         self._reserve(min((steps or 1024 * batch) + 64 * batch, FIRST_BYTES // bytes_of(self.layout)))
@@ -251,7 +243,8 @@ class _Recording:
             observations = self.environments.nested(observation)
             extra = {"rewards": rewards} if reads_rewards else {}
             actions = self._checked_actions(self.behavior.act(observations, first, generator, **extra))
-            self._write_before(self._seen(observations), actions, live)
+            row = {"environments": self.numbers} | self._seen(observations)
+            self._write(live, row | {f"actions {path}": leaf for path, leaf in actions.items()})
             return actions[""] if "" in actions else split_members(self.environments.action_space, actions)
 
         seed_environments(env, seeds)
@@ -261,27 +254,29 @@ class _Recording:
             some_ended, cut = ended.any(), nothing
             if some_ended:
                 cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in step.infos]) & ended
-            self._write_after(step.rewards, ended & ~cut, cut, counted, live)
+            kinds = np.where(counted, STEP, IGNORED)
+            outcome = {"rewards": step.rewards, "terminations": ended & ~cut, "truncations": cut, "kinds": kinds}
+            self.rows = self._write(live, outcome)
             if some_ended:
                 self._write_last(ended, self._seen(self.environments.last(step.infos, ended)))
             count += int(counted.sum())
             finished += ended
             age = np.where(ended, 0, age + counted)
-            if self.longest is not None and (age >= self.longest).any():
+            if longest is not None and (age >= longest).any():
                 spec = self.environments.single_spec
-                raise endless_episode(spec.id if spec else None, int(age.argmax()), self.longest)
+                raise endless_episode(spec.id if spec else None, int(age.argmax()), longest)
             if quota is not None:
                 live = finished < quota
             elif count >= (steps or 0):
                 live = counted & ~ended
                 finishing += 1
-            if self.progress is not None:
-                self.progress(self.done_before + count)
+            if progress is not None:
+                progress(done_before + count)
             if not live.any() or finishing > LONGEST_FINISH:
                 break
         if live.any():
             seen = self._seen(self.environments.nested(step.observation))
-            self._write_last(live, {path: np.asarray(seen[path])[live] for path in self.observation_leaves})
+            self._write_last(live, {name: leaf[live] for name, leaf in seen.items()})
 
     def _reserve(self, capacity: int) -> None:
         for key, (shape, dtype) in self.layout.items():
@@ -297,8 +292,9 @@ class _Recording:
             self.arrays[key] = grown
         self.capacity = capacity
 
-    def _seen(self, observations: Any) -> dict[str, Any]:
-        return leaf_values(self.view.observation_space, self.view.function(observations))
+    def _seen(self, observations: Any) -> Leaves:
+        leaves = leaf_values(self.view.observation_space, self.view.function(observations))
+        return {f"observations {path}": np.asarray(leaf) for path, leaf in leaves.items()}
 
     def _checked_actions(self, actions: Any) -> dict[str, Array]:
         """Actions of the behavior by leaf path, each a member of its space.
@@ -307,64 +303,48 @@ class _Recording:
             DataError: for what is no number, and for actions outside the space.
             ConfigError: for another number of them.
         """
-        leaves, name = {}, _label(self.behavior)
+        taken, name = {}, _label(self.behavior)
         values = leaf_values(self.environments.action_space, actions)
-        for path, leaf in self.action_leaves.items():
+        for path, leaf in leaf_spaces(self.environments.action_space).items():
             try:
-                taken = leaves[path] = numbers(values[path])
+                rows = taken[path] = numbers(values[path])
             except DataError as error:
                 raise DataError(f"the {named('action', path)} of the behavior {name} {error}") from error
-            if np.shape(taken) != (len(self.numbers), *(leaf.shape or ())):
+            if np.shape(rows) != (len(self.numbers), *(leaf.shape or ())):
                 raise ConfigError(
-                    f"the behavior {name} returned actions of shape {np.shape(taken)} for {len(self.numbers)} "
+                    f"the behavior {name} returned actions of shape {np.shape(rows)} for {len(self.numbers)} "
                     f"environments with action space {leaf}"
                 )
-            good = members(leaf, taken, bounded=True)
+            good = members(leaf, rows, bounded=True)
             if not good.all():
                 worst = int(np.argmin(good))
                 raise DataError(
-                    f"the behavior {name} returned the action {taken[worst]} for environment {worst}, outside {leaf}; "
+                    f"the behavior {name} returned the action {rows[worst]} for environment {worst}, outside {leaf}; "
                     "clip it, or wrap the environment in what does"
                 )
-            if taken.dtype.kind == "f" and not isinstance(leaf, spaces.Box):
+            if rows.dtype.kind == "f" and not isinstance(leaf, spaces.Box):
                 raise DataError(
-                    f"the behavior {name} returned numbers of {taken.dtype} for {leaf}; return whole numbers, as "
+                    f"the behavior {name} returned numbers of {rows.dtype} for {leaf}; return whole numbers, as "
                     "actions.astype(int)"
                 )
-        return leaves
+        return taken
 
-    def _write_before(self, seen: Mapping[str, Any], actions: Mapping[str, Array], live: Bools) -> None:
-        rows, which = self._next(live)
-        self.arrays["environments"][rows] = self.numbers[which]
-        for path in self.observation_leaves:
-            self.arrays[f"observations {path}"][rows] = np.asarray(seen[path])[which]
-        for path in self.action_leaves:
-            self.arrays[f"actions {path}"][rows] = actions[path][which]
-
-    def _write_after(self, rewards: Array, terminated: Bools, truncated: Bools, counted: Bools, live: Bools) -> None:
-        rows, which = self._next(live)
-        self.arrays["rewards"][rows] = rewards[which]
-        self.arrays["terminations"][rows] = terminated[which]
-        self.arrays["truncations"][rows] = truncated[which]
-        self.arrays["kinds"][rows] = np.where(counted[which], STEP, IGNORED)
-        self.rows = rows.stop
-
-    def _write_last(self, envs: Bools, seen: Mapping[str, Any]) -> None:
-        """Write the observations of these environments, and of no other, that follow their newest actions."""
-        rows, which = self._next(envs)
-        self.arrays["environments"][rows] = self.numbers[which]
-        self.arrays["kinds"][rows] = LAST
-        for path in self.observation_leaves:
-            self.arrays[f"observations {path}"][rows] = np.asarray(seen[path])
-        self.rows = rows.stop
-
-    def _next(self, envs: Bools) -> tuple[slice, slice | Bools]:
-        """The next rows of these environments, and what takes their part of a batch, a view where it is all."""
+    def _write(self, envs: Bools, values: Mapping[str, Array]) -> int:
+        """Write values [B, ...] of these environments into the next rows; return where the rows end."""
         count = int(np.count_nonzero(envs))
-        rows, which = slice(self.rows, self.rows + count), slice(None) if count == len(envs) else envs
-        if rows.stop > self.capacity:
-            self._reserve(max(2 * self.capacity, rows.stop))
-        return rows, which
+        end = self.rows + count
+        if end > self.capacity:
+            self._reserve(max(2 * self.capacity, end))
+        which = slice(None) if count == len(envs) else envs  # a view where it is all
+        for name, value in values.items():
+            self.arrays[name][self.rows : end] = value[which]
+        return end
+
+    def _write_last(self, envs: Bools, seen: Leaves) -> None:
+        """Write the observations of these environments, and of no other, that follow their newest actions."""
+        numbers = self.numbers[envs]
+        row = {"environments": numbers, "kinds": np.full(len(numbers), LAST)}
+        self.rows = self._write(np.ones(len(numbers), bool), row | seen)
 
     def trajectories(self, name: str, env_id: str | None, env_spec: str | None) -> Trajectories:
         """The episodes, environment by environment."""
@@ -375,15 +355,16 @@ class _Recording:
         offsets = np.concatenate([[0], np.cumsum(kinds == STEP)[kinds == LAST]]).astype(np.int64)
         terminated, truncated = self.arrays["terminations"][steps], self.arrays["truncations"][steps]
         truncated[offsets[1:] - 1] |= ~terminated[offsets[1:] - 1]  # those that still ran
+        observation_space, action_space = self.view.observation_space, self.environments.action_space
         return Trajectories(
-            {path: self.arrays[f"observations {path}"][rows] for path in self.observation_leaves},
-            {path: self.arrays[f"actions {path}"][steps] for path in self.action_leaves},
+            {path: self.arrays[f"observations {path}"][rows] for path in leaf_spaces(observation_space)},
+            {path: self.arrays[f"actions {path}"][steps] for path in leaf_spaces(action_space)},
             self.arrays["rewards"][steps],
             terminated,
             truncated,
             offsets,
-            self.view.observation_space,
-            self.environments.action_space,
+            observation_space,
+            action_space,
             name,
             env_id,
             env_spec,
@@ -392,11 +373,9 @@ class _Recording:
 
 def _check_fits(behavior: Behavior, environments: "_Environments") -> None:
     """Raise ConfigError for a policy of other spaces, and where it and the environment would both normalize."""
-    if isinstance(behavior, _Spaced):
-        for role, ours, theirs in differing_spaces(
-            (behavior.observation_space, behavior.action_space),
-            (environments.observation_space, environments.action_space),
-        ):
+    own: Any = getattr(behavior, "observation_space", None), getattr(behavior, "action_space", None)
+    if all(isinstance(space, gym.Space) for space in own):  # as actors of this library have them
+        for role, ours, theirs in differing_spaces(own, (environments.observation_space, environments.action_space)):
             raise ConfigError(
                 f"the {role} space of the behavior {_label(behavior)} ({space_outline(ours)}) is not that of the "
                 f"environment ({space_outline(theirs)}); give it the environment that it was trained in, with its "
@@ -407,14 +386,6 @@ def _check_fits(behavior: Behavior, environments: "_Environments") -> None:
             f"the behavior {_label(behavior)} normalizes observations by itself, and so does this environment, whose "
             "recording would be normalized too; give the environment without VecNormalize, as env.venv or an id"
         )
-
-
-@runtime_checkable
-class _Spaced(Protocol):
-    """A behavior that knows its spaces, as actors of this library do."""
-
-    observation_space: Space
-    action_space: Space
 
 
 def _label(behavior: Behavior) -> str:

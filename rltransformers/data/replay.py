@@ -9,7 +9,7 @@ Segments lie at fixed places, whole rings of them, so that each can have a prior
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -29,6 +29,7 @@ PRIORITY_EXPONENT, IMPORTANCE_EXPONENT = 0.9, 0.6
 MIN_PRIORITY = 1e-6
 """So that a segment without errors can still be drawn."""
 _RINGS = ("rewards", "first", "terminal", "counts", "positions")
+_COUNTERS = ("written", "ended", "joined")
 
 
 @dataclass(frozen=True)
@@ -75,18 +76,13 @@ class Window:
         spare = max(0, self.context - int(position[:, self.context].max()))
         if spare == 0:
             return self
-        later = slice(spare, None)
-        return Window(
-            observations={path: leaf[:, later] for path, leaf in self.observations.items()},
-            previous_actions={path: leaf[:, later] for path, leaf in self.previous_actions.items()},
-            previous_rewards=self.previous_rewards[:, later],
-            first=self.first[:, later],
+        return replace(
+            self,
+            observations={path: leaf[:, spare:] for path, leaf in self.observations.items()},
+            previous_actions={path: leaf[:, spare:] for path, leaf in self.previous_actions.items()},
+            previous_rewards=self.previous_rewards[:, spare:],
+            first=self.first[:, spare:],
             position=position[:, spare],
-            actions=self.actions,
-            rewards=self.rewards,
-            terminal=self.terminal,
-            counts=self.counts,
-            weights=self.weights,
             context=self.context - spare,
         )
 
@@ -360,20 +356,14 @@ class SegmentReplay:
         Rows are views of the rings, which may be most of what memory there is: use them before the next step is added.
         """
         used = self.used if used is None else used
-        rings = {name: getattr(self, name)[:, :used] for name in _RINGS}
         leaves = {
             name: {path: leaf[:, :used] for path, leaf in getattr(self, name).items()}
             for name in ("observations", "actions")
         }
-        return {
-            **leaves,
-            **rings,
-            "priorities": self.priorities.clone(),
-            "largest_priority": self.largest_priority,
-            "written": torch.from_numpy(self.written.copy()),
-            "ended": torch.from_numpy(self.ended.copy()),
-            "joined": torch.from_numpy(self.joined.copy()),
-        }
+        rings = {name: getattr(self, name)[:, :used] for name in _RINGS}
+        counters = {name: torch.from_numpy(getattr(self, name).copy()) for name in _COUNTERS}
+        priorities = {"priorities": self.priorities.clone(), "largest_priority": self.largest_priority}
+        return leaves | rings | priorities | counters
 
     def blank_state(self, used: int) -> dict[str, Any]:
         """Shapes and types of the ``state_dict`` of a replay whose rings hold so many rows."""
@@ -389,4 +379,4 @@ class SegmentReplay:
                 leaf[:, :used] = state[name][path]
         self.priorities = state["priorities"].clone()
         self.largest_priority = float(state["largest_priority"])
-        self.written, self.ended, self.joined = (state[name].numpy().copy() for name in ("written", "ended", "joined"))
+        self.written, self.ended, self.joined = (state[name].numpy().copy() for name in _COUNTERS)
