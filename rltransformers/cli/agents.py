@@ -4,8 +4,8 @@ import json
 import os
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -219,7 +219,12 @@ class OnlineRunAgent(RunAgent):
 
     def evaluate(self, evaluation: EvaluationConfig, progress: bool = False) -> list[EvaluationResult]:
         environment = self.config.environment
-        with self._sampling_from(evaluation.seed):
+        of_torch = not isinstance(
+            self.model, OnlineAgent
+        )  # sampled actions of RecurrentPPO, whose training keeps its own
+        with torch.random.fork_rng() if of_torch else nullcontext():
+            if of_torch:
+                torch.manual_seed(evaluation.seed)
             result = evaluate_online(
                 self.model,
                 self.evaluation_environment(),
@@ -231,16 +236,6 @@ class OnlineRunAgent(RunAgent):
                 evaluation.longest_episode,
             )
         return [result]
-
-    @contextmanager
-    def _sampling_from(self, seed: int) -> Iterator[None]:
-        """Sampled actions of RecurrentPPO, from torch's global stream, follow from ``seed``; training keeps its own."""
-        if isinstance(self.model, OnlineAgent):
-            yield
-            return
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            yield
 
     def evaluation_environment(self) -> VecEnv:
         """Environments of their own, so that evaluating leaves the episodes of training alone."""

@@ -1,6 +1,11 @@
-"""Records behaviors as datasets: for ``rltransformers collect``, and for runs that collect before they train."""
+"""Records behaviors as datasets: for ``rltransformers collect``, and for runs that collect before they train.
 
+Behaviors may be trained agents: ``checkpoint:<zip or run folder>`` and ``export:<pt2 or onnx file>``.
+"""
+
+import argparse
 import sys
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,14 +13,19 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
-from rltransformers.cli import behaviors as checkpoints
+from rltransformers.agents import Actor, load_agent
+from rltransformers.agents.load import checkpoint_in
+from rltransformers.cli.words import mapping
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.data.behaviors import Mixture, mixture
+from rltransformers.data.behaviors import Mixture, mixture, register_behavior
 from rltransformers.data.minari import check_dataset_id, write_minari, writing_minari
 from rltransformers.data.recorder import record
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.envs.make import make_vec_env
 from rltransformers.training.runs.experiment import CollectConfig, EnvironmentConfig
+from rltransformers.training.runs.threads import use_threads
+
+Space = spaces.Space[Any]
 
 
 def make_environment(config: EnvironmentConfig, seed: int, monitor: bool = True) -> VecEnv:
@@ -46,70 +56,51 @@ def collect_episodes(environment: EnvironmentConfig, collect: CollectConfig, see
         env.close()
 
 
-def collect_dataset(
-    environment: EnvironmentConfig,
-    behaviors: Sequence[str],
-    dataset: str,
-    seed: int,
-    *,
-    steps: int | None = None,
-    episodes: int | None = None,
-    keep: Sequence[int] | None = None,
-    drop: Sequence[int] | None = None,
-    deterministic: bool = False,
-    overwrite: bool = False,
-    progress: bool = False,
-    notice: str | None = None,
-) -> dict[str, Any]:
-    """Record at least ``steps`` steps, or ``episodes``, write them as a Minari dataset and describe it as JSON values.
-
-    ``dataset`` is the id of the new dataset.
-    ``keep`` or ``drop`` are indices of a vector observation: what is recorded; behaviors always see all of it.
-    ``notice`` is printed to standard error when recording starts.
-    """
-    parts = parse_behaviors(behaviors)
+def collect_dataset(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Record what the options of ``rltransformers collect`` ask for as a Minari dataset; describe it as JSON values."""
+    kwargs = mapping(arguments.env_kwargs, "--env-kwargs")
+    environment = EnvironmentConfig(arguments.env, arguments.num_envs, kwargs)
+    threads, dataset = use_threads(arguments.threads), arguments.dataset
+    parts = parse_behaviors(arguments.behavior)
     check_dataset_id(dataset)
     with writing_minari(dataset):
-        _refuse_existing(dataset, overwrite)
-        env = make_environment(environment, seed, monitor=False)  # the recording holds returns and lengths itself
+        from minari.storage import get_dataset_path  # slow to import
+
+        if not arguments.overwrite and (get_dataset_path(dataset) / "data").exists():  # before hours of recording
+            raise DataError(f"the Minari dataset {dataset!r} exists; raise its version or pass --overwrite")
+        env = make_environment(environment, arguments.seed, monitor=False)  # the recording holds returns and lengths
         try:
-            if drop is not None:
-                keep = _others(env.observation_space, drop)
-            if notice is not None:
-                print(notice, file=sys.stderr, flush=True)
-            with tqdm(total=steps, desc="recording", unit="step", disable=not progress) as bar:
+            keep = arguments.keep_indices
+            if arguments.drop_indices is not None:
+                keep = _others(env.observation_space, arguments.drop_indices)
+            if threads is not None:
+                print(threads, file=sys.stderr, flush=True)
+            with tqdm(total=arguments.steps, desc="recording", unit="step", disable=not sys.stderr.isatty()) as bar:
+
+                def advance(done: int) -> None:
+                    bar.update((done if bar.total is None else min(done, bar.total)) - bar.n)
+
                 data = record(
                     env,
                     parts,
-                    steps,
-                    episodes=episodes,
-                    seed=seed,
+                    arguments.steps,
+                    episodes=arguments.episodes,
+                    seed=arguments.seed,
                     recorded=keep,
-                    deterministic=deterministic,
+                    deterministic=arguments.deterministic,
                     name=environment.id,
-                    progress=lambda done: _advance(bar, done),
+                    progress=advance,
                 )
         finally:
             env.close()
-        write_minari(data, dataset, overwrite=overwrite)
+        write_minari(data, dataset, overwrite=arguments.overwrite)
     return {"dataset": dataset} | data.summary()
-
-
-def _refuse_existing(dataset: str, overwrite: bool) -> None:
-    """Raise for an id in use before hours of recording, not after."""
-    from minari.storage import get_dataset_path  # slow to import
-
-    if not overwrite and (get_dataset_path(dataset) / "data").exists():
-        raise DataError(f"the Minari dataset {dataset!r} exists; raise its version or pass --overwrite")
-
-
-def _advance(bar: Any, done: int) -> None:
-    bar.update((done if bar.total is None else min(done, bar.total)) - bar.n)
 
 
 def parse_behaviors(texts: Sequence[str]) -> Mixture:
     """A mixture of behavior texts, each with an optional ``=weight`` behind it (1 when absent)."""
-    checkpoints.register()
+    register_behavior("checkpoint", _checkpoint)
+    register_behavior("export", _export)
     return mixture([_weighted(text) for text in texts])
 
 
@@ -123,7 +114,7 @@ def _weighted(text: str) -> tuple[float, str]:
         raise ConfigError(f"behavior {text!r}: the weight behind = must be a number, got {weight!r}") from error
 
 
-def _others(space: spaces.Space[Any], drop: Sequence[int]) -> list[int]:
+def _others(space: Space, drop: Sequence[int]) -> list[int]:
     """The indices of a vector observation that are not dropped."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
         raise ConfigError(f"--drop-indices needs a vector observation (Box of one axis), got {space}")
@@ -131,3 +122,24 @@ def _others(space: spaces.Space[Any], drop: Sequence[int]) -> list[int]:
     if any(not 0 <= index < size for index in drop) or len(set(drop)) == size:
         raise ConfigError(f"--drop-indices must lie in 0..{size - 1} and leave one entry, got {list(drop)}")
     return [index for index in range(size) if index not in drop]
+
+
+def _checkpoint(argument: str, observation_space: Space, action_space: Space, deterministic: bool) -> Actor:
+    file = checkpoint_in(argument)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            of_sb3 = "data" in archive.namelist()
+    except Exception:  # whatever a damaged file raises; who loads it says so
+        of_sb3 = False
+    if of_sb3:
+        way_out = f"write sb3:recurrentppo:{file}"
+        if file.with_suffix(".normalization.zip").is_file():
+            way_out += ", unless environment.normalize_observation was on: sb3 cannot read these statistics"
+        raise ConfigError(f"{file} is a pickle of Stable-Baselines3, as runs of recurrent_ppo write it; {way_out}")
+    actor = load_agent(file, device="cpu").actor(deterministic=deterministic)
+    actor.name = f"checkpoint:{file}"
+    return actor
+
+
+def _export(argument: str, observation_space: Space, action_space: Space, deterministic: bool) -> Actor:
+    return Actor.from_export(argument, deterministic=deterministic)

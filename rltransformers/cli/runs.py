@@ -1,5 +1,6 @@
 """The life of a run: train from a config, resume from its folder, evaluate it."""
 
+import argparse
 import os
 import re
 import shlex
@@ -21,14 +22,11 @@ from rltransformers.core.files import naming
 from rltransformers.core.signals import Stopped, signals_to
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.envs.video import check_recordable, video_wrapper
-from rltransformers.policies.decision import ActingMode
-from rltransformers.policies.steps import Acting
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.runs.callback import RunCallback
 from rltransformers.training.runs.experiment import (
     AgentName,
     EnvironmentConfig,
-    EvaluationConfig,
     ExperimentConfig,
     read_experiment,
 )
@@ -67,7 +65,12 @@ def train(
     threads = use_threads(config.threads)
     agent = build_agent(config)  # before the folder is made: a config that cannot work leaves nothing behind
     try:
-        folder = _created(config, name, sharing)
+        path = None
+        if sharing.is_leader:
+            path = RunFolder.create(config.output, name).path
+            if job() is not None:
+                (path / _JOB).write_text(f"{job()}\n")
+        folder = RunFolder(sharing.broadcast(path) or "")
         with _locked(folder, sharing):
             if sharing.is_leader:
                 folder.write_config(config.to_dict())
@@ -75,16 +78,6 @@ def train(
             return folder, _run(agent, config, folder, verbose, evaluated)
     finally:
         agent.close()
-
-
-def _created(config: ExperimentConfig, name: str, sharing: Sharing) -> RunFolder:
-    """A new folder, which process 0 makes for all."""
-    path = None
-    if sharing.is_leader:
-        path = RunFolder.create(config.output, name).path
-        if job() is not None:
-            (path / _JOB).write_text(f"{job()}\n")
-    return RunFolder(sharing.broadcast(path) or "")
 
 
 def _locked(folder: RunFolder, sharing: Sharing) -> AbstractContextManager[None]:
@@ -241,50 +234,26 @@ def _run(
         if config.train.restart_every is not None:
             step = checkpoint_step(folder.last) if folder.last.is_file() else 0
             kept = f" at step {agent.steps_done:,}; train.restart_every goes on from its last restart, step {step:,}"
-        say(f"stopped{_by(interruption)}{kept}; go on with: rltransformers train --resume {path}{flag}")
+        by = f" by {interruption}" if isinstance(interruption, Stopped) else ""
+        say(f"stopped{by}{kept}; go on with: rltransformers train --resume {path}{flag}")
         raise
     finally:
         logger.close()
     return results
 
 
-def _by(interruption: KeyboardInterrupt) -> str:
-    return f" by {interruption}" if isinstance(interruption, Stopped) else ""
+def evaluate(arguments: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple[list[EvaluationResult], list[Path]]:
+    """Evaluate a checkpoint of a run as the options of the command say; what is not given is that of its config.
 
-
-def evaluate(
-    path: str,
-    episodes: int | None = None,
-    target_returns: Sequence[float] = (),
-    seed: int | None = None,
-    checkpoint: str = "last",
-    sample: bool = False,
-    plots: Sequence[str] = (),
-    threads: int | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    longest_episode: int | None = None,
-    trust: bool = False,
-    acting: Acting | None = None,
-    video: str | None = None,
-    videos: int = 1,
-    env_id: str | None = None,
-) -> tuple[list[EvaluationResult], list[Path]]:
-    """Evaluate a checkpoint of a run; values that are not given are those of its config.
-
-    Returns results, and the paths of pictures and videos.
-
-    ``env_kwargs`` change keywords of the environment for this evaluation, as a longer delay than in training.
-    ``env_id`` names another environment with the same spaces, which gets ``env_kwargs`` alone.
-    ``acting`` takes the place of the setting in the checkpoint.
-    ``video`` is a folder for videos of the first ``videos`` episodes, of each target return; episodes are then played
-    one after another.
-    ``trust`` allows what the folder asks to run besides this package, see ``rltransformers.cli.trust``.
+    Returns results, and the paths of pictures and videos. ``env_kwargs`` change keywords of the environment; another
+    environment (``--env``) gets these alone.
 
     Raises:
-        ConfigError: when ``path`` is no run folder, would run code of others without ``trust``, a picture has no data,
-            or the environment draws no images for a video.
+        ConfigError: when the folder is none of a run, would run code of others without ``--trust``, a picture has no
+            data, or the environment draws no images for a video.
         MissingExtraError: for a video without MoviePy.
     """
+    path, plots, video, acting = arguments.folder, arguments.plot, arguments.video, arguments.acting
     if "lookback" in plots:
         if acting == "compiled":
             raise ConfigError(
@@ -292,23 +261,20 @@ def evaluate(
             )
         acting = "eager"
     folder = RunFolder.open(path)
+    checkpoint = getattr(folder, arguments.checkpoint)
     config = read_experiment(folder.config)
-    require_trust(programs(config, getattr(folder, checkpoint), training=False), path, trust)
+    require_trust(programs(config, checkpoint, training=False), path, arguments.trust)
     import_modules(config.imports, path, trust=True)
-    changes: dict[str, Any] = {"deterministic": config.evaluation.deterministic and not sample}
-    if episodes is not None:
-        changes["episodes"] = episodes
-    if seed is not None:
-        changes["seed"] = seed
-    if longest_episode is not None:
-        changes["longest_episode"] = longest_episode
-    if target_returns:
-        changes["target_returns"] = list(target_returns)
-    environment, changes["kwargs"] = config.environment, dict(env_kwargs or {})
-    if env_id is None:
-        changes["kwargs"] = config.evaluation.kwargs | changes["kwargs"]
+    given = {name: getattr(arguments, name) for name in ("episodes", "seed", "longest_episode")}
+    changes = {name: value for name, value in given.items() if value is not None}
+    changes["deterministic"] = config.evaluation.deterministic and not arguments.sample
+    if arguments.target_return:
+        changes["target_returns"] = arguments.target_return
+    environment = config.environment
+    if arguments.env is None:
+        changes["kwargs"] = config.evaluation.kwargs | env_kwargs
     else:
-        environment = replace(environment, id=env_id, kwargs={})
+        environment, changes["kwargs"] = replace(environment, id=arguments.env, kwargs={}), env_kwargs
     evaluation = replace(config.evaluation, **changes)
     config = replace(config, environment=environment, evaluation=evaluation)  # checks target returns against the agent
     pictures = {plot: folder.path / PICTURES[plot] for plot in plots}
@@ -318,27 +284,26 @@ def evaluate(
     if "target" in plots and (config.agent is not AgentName.DECISION_TRANSFORMER or cloning):
         whose = "behavior cloning" if cloning else f"agent {config.agent}"
         raise ConfigError(f"--plot target draws returns against target returns, and {whose} has none; leave it out")
-    recorded = {} if video is None else _recorded(evaluation, videos)
+    videos: dict[int, str] = {}  # names by the number of the episode among all of the evaluation
     if video is not None:
-        config = replace(config, environment=_drawing(config, Path(video), recorded))
-    chosen = use_threads(config.threads if threads is None else threads)
-    agent = build_agent(config, getattr(folder, checkpoint), training=False, acting=acting)
-    say(chosen)
+        for place, target in enumerate([f"target_{each:g}-" for each in evaluation.target_returns] or [""]):
+            for episode in range(min(arguments.videos or 1, evaluation.episodes)):
+                videos[place * evaluation.episodes + episode] = f"{target}episode-{episode}"
+        config = replace(config, environment=_drawing(config, Path(video), videos))
+    threads = use_threads(config.threads if arguments.threads is None else arguments.threads)
+    agent = build_agent(config, checkpoint, training=False, acting=acting)
+    say(threads)
     try:
-        results = _evaluate(agent, evaluation, folder.path.name, pictures)
+        with lookback_of(agent.backbone) if "lookback" in plots else nullcontext() as meter:
+            results = agent.evaluate(evaluation, progress=_interactive())
+        if meter is not None:
+            plot_lookback(pictures["lookback"], meter.result(), f"{folder.path.name}: attention while acting")
+        if "target" in plots:
+            title = f"{folder.path.name}: return against target"
+            plot_return_versus_target(pictures["target"], results, title)
     finally:
         agent.close()
-    return results, [*pictures.values(), *(Path(video or "") / f"{name}.mp4" for name in recorded.values())]
-
-
-def _recorded(evaluation: EvaluationConfig, videos: int) -> dict[int, str]:
-    """Names of videos by the number of the episode among all of an evaluation."""
-    asked = [f"target_{target:g}-" for target in evaluation.target_returns] or [""]
-    return {
-        place * evaluation.episodes + episode: f"{target}episode-{episode}"
-        for place, target in enumerate(asked)
-        for episode in range(min(videos, evaluation.episodes))
-    }
+    return results, [*pictures.values(), *(Path(video or "") / f"{name}.mp4" for name in videos.values())]
 
 
 def _drawing(config: ExperimentConfig, folder: Path, names: Mapping[int, str]) -> EnvironmentConfig:
@@ -354,37 +319,16 @@ def _drawing(config: ExperimentConfig, folder: Path, names: Mapping[int, str]) -
     return replace(environment, num_envs=1, processes=False, kwargs=kwargs, wrappers=wrappers)
 
 
-def _evaluate(
-    agent: RunAgent, evaluation: EvaluationConfig, name: str, pictures: Mapping[str, Path]
-) -> list[EvaluationResult]:
-    if "lookback" in pictures:
-        with lookback_of(agent.backbone) as meter:
-            results = agent.evaluate(evaluation, progress=_interactive())
-        plot_lookback(pictures["lookback"], meter.result(), f"{name}: attention while acting")
-    else:
-        results = agent.evaluate(evaluation, progress=_interactive())
-    if "target" in pictures:
-        plot_return_versus_target(pictures["target"], results, f"{name}: return against target")
-    return results
-
-
-def export(
-    path: str,
-    file_format: str,
-    batch: int | None = None,
-    output: str | None = None,
-    acting_mode: ActingMode | None = None,
-) -> Path:
-    """Write the policy of a run folder or a checkpoint to a file; returns where.
-
-    ``acting_mode`` takes the place of that of a Decision Transformer.
+def export(arguments: argparse.Namespace) -> Path:
+    """Write the policy of a run folder or a checkpoint to a file as the options of the command say; return where.
 
     Raises:
-        ConfigError: for an agent without a file form or without acting modes, or an ``output`` that does not end in the
-            format.
+        ConfigError: for an agent without a file form or without acting modes, or an ``--output`` that does not end in
+            the format.
         CheckpointError: for a file that is missing, corrupt or of no agent.
     """
-    checkpoint = Path(path)
+    acting_mode, output = arguments.acting_mode, arguments.output
+    checkpoint = Path(arguments.run_or_checkpoint)
     if checkpoint.is_dir():
         folder = RunFolder.open(checkpoint)
         if read_experiment(folder.config).agent is AgentName.RECURRENT_PPO:
@@ -392,15 +336,16 @@ def export(
                 "recurrent_ppo has a policy of sb3-contrib, which has no file form; every other agent can be exported"
             )
         checkpoint = folder.last
-    written = checkpoint.with_suffix(f".{file_format}") if output is None else Path(output)
-    if written.suffix != f".{file_format}":
-        raise ConfigError(f"--output {output} must end in .{file_format}, as --format says")
+    ending = f".{arguments.format}"
+    written = checkpoint.with_suffix(ending) if output is None else Path(output)
+    if written.suffix != ending:
+        raise ConfigError(f"--output {output} must end in {ending}, as --format says")
     agent = load_agent(checkpoint, device="cpu")
     agent.verbose = 1  # a line tells that this takes a while
     if isinstance(agent, DecisionTransformer):
-        agent.export(written, batch=batch, acting_mode=acting_mode)
+        agent.export(written, batch=arguments.batch, acting_mode=acting_mode)
     elif acting_mode is None:
-        agent.export(written, batch=batch)
+        agent.export(written, batch=arguments.batch)
     else:
         raise ConfigError(
             f"--acting-mode is a choice of Decision Transformers, and {checkpoint} holds a {agent.kind}; leave it out"

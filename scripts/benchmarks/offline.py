@@ -24,11 +24,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from torch import Tensor, nn
 
 from rltransformers.agents import DecisionTransformer
-from rltransformers.cli.collect import collect_dataset
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories, record, write_minari
 from rltransformers.policies.decision import ActingMode
 from rltransformers.policies.steps import DecisionMachine
-from rltransformers.training.runs.experiment import EnvironmentConfig
 from scripts.benchmarks.harness import ROOT, Row, absolute, interleave, parameters, repeat, resident_bytes
 
 Floats = npt.NDArray[np.float32]
@@ -538,15 +536,9 @@ def recorder(*, repetitions: int = 5) -> Iterator[Row]:
     setting = f"CartPole-v1, 16 environments, random policy, {steps:,} steps"
 
     def collected() -> float:
-        facts = collect_dataset(
-            EnvironmentConfig("CartPole-v1", num_envs=16),
-            ["random"],
-            "bench/cartpole-v0",
-            0,
-            steps=steps,
-            overwrite=True,
-        )
-        return float(facts["steps"])
+        data = record("CartPole-v1", "random", steps, num_envs=16)
+        write_minari(data, "bench/cartpole-v0", overwrite=True)
+        return float(data.steps)
 
     def written() -> float:
         data = record("CartPole-v1", "random", steps, num_envs=16, seed=0)

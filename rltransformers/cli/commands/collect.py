@@ -1,10 +1,9 @@
 """``rltransformers collect``: record behaviors as a dataset."""
 
 import argparse
-import sys
 
 from rltransformers.cli.printing import print_json, print_tree
-from rltransformers.cli.words import Parsers, add_threads, command, flag, mapping
+from rltransformers.cli.words import Parsers, add_threads, command, flag
 from rltransformers.core.ranges import Environments, Episodes, Seed, Steps, WholeNumber
 
 
@@ -71,24 +70,8 @@ Several behaviors make a mixture; =WEIGHT behind one sets its share of the steps
 def run(arguments: argparse.Namespace) -> None:
     """Do it, and print what came of it."""
     from rltransformers.cli.collect import collect_dataset
-    from rltransformers.training.runs.experiment import EnvironmentConfig
-    from rltransformers.training.runs.threads import use_threads
 
-    environment = EnvironmentConfig(arguments.env, arguments.num_envs, mapping(arguments.env_kwargs, "--env-kwargs"))
-    summary = collect_dataset(
-        environment,
-        arguments.behavior,
-        arguments.dataset,
-        arguments.seed,
-        steps=arguments.steps,
-        episodes=arguments.episodes,
-        keep=arguments.keep_indices,
-        drop=arguments.drop_indices,
-        deterministic=arguments.deterministic,
-        overwrite=arguments.overwrite,
-        progress=sys.stderr.isatty(),
-        notice=use_threads(arguments.threads),
-    )
+    summary = collect_dataset(arguments)
     if arguments.json:
         print_json(summary)
     else:

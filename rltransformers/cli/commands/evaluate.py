@@ -101,23 +101,7 @@ def run(arguments: argparse.Namespace) -> None:
     check_run(arguments.folder)  # what is wrong is told before torch is imported
     from rltransformers.cli import runs
 
-    results, pictures = runs.evaluate(
-        arguments.folder,
-        arguments.episodes,
-        arguments.target_return,
-        arguments.seed,
-        arguments.checkpoint,
-        arguments.sample,
-        arguments.plot,
-        arguments.threads,
-        env_kwargs,
-        arguments.longest_episode,
-        arguments.trust,
-        arguments.acting,
-        arguments.video,
-        arguments.videos or 1,
-        arguments.env,
-    )
+    results, pictures = runs.evaluate(arguments, env_kwargs)
     if arguments.json:
         print_json([result.to_dict() for result in results])
     else:

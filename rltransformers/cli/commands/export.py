@@ -43,5 +43,4 @@ def run(arguments: argparse.Namespace) -> None:
     """Do it, and print what came of it."""
     from rltransformers.cli import runs
 
-    path, file_format, batch = arguments.run_or_checkpoint, arguments.format, arguments.batch
-    print(runs.export(path, file_format, batch, arguments.output, arguments.acting_mode))
+    print(runs.export(arguments))
