@@ -148,19 +148,14 @@ def refuse_unknown_settings(values: Mapping[Any, Any], source: str = "") -> None
                 while isinstance(value, Mapping) and value:  # a section that is unknown: its first setting says more
                     name, value = next(iter(value.items()))
                     key = f"{key}.{name}"
-                way_out = _of_others(key, agent)
+                agents = [other for each in all_settings() if each.key == key for other in each.agents]
+                way_out = f" of agent {agent}; agents that have it: {', '.join(agents)}" if agents else ""
                 if not way_out or meant_by(name):
                     way_out += f"; {suggestion(key, meant)}"
                 raise ConfigError(f"{source}unknown setting {key}{way_out}")
             mechanism = key.startswith("backbone.") or f"{key}.name" in known
             if key in sections and isinstance(value, Mapping) and not mechanism:
                 remaining.append((f"{key}.", value))
-
-
-def _of_others(key: str, agent: Any) -> str:
-    """The agents that have a setting which ``agent`` has not, as the end of a message; empty when none has it."""
-    agents = [other for each in all_settings() if each.key == key for other in each.agents]
-    return f" of agent {agent}; agents that have it: {', '.join(agents)}" if agents else ""
 
 
 def suggestion(key: str, known: Collection[str]) -> str:

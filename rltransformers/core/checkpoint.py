@@ -160,8 +160,7 @@ def load_checkpoint(path: File, kind: str | None = None, map_location: str | tor
     name, found_kind = file_name(path), str(header["kind"])
     if kind is not None and found_kind != kind:
         raise CheckpointError(f"{name} is a {found_kind} checkpoint; load it with {found_kind}.load, not {kind}.load")
-    with contents_of(path, found_kind):
-        require_extensions(header.get("mechanisms", []), name)
+    require_extensions(header.get("mechanisms", []), name)
     try:
         _check_sizes(payload)
         tensors = torch.load(io.BytesIO(payload), map_location=map_location, weights_only=True)

@@ -141,21 +141,17 @@ def file_lock(
     try:
         guard.acquire(timeout=-1 if wait else 0)
     except Timeout:
-        holder = _text_of(path) or "another process"
-        raise refusal(f"{what} is in use by {holder}; wait until it ends, or end it") from None
+        try:
+            holder = path.read_text().strip()
+        except OSError:
+            holder = ""
+        raise refusal(f"{what} is in use by {holder or 'another process'}; wait until it ends, or end it") from None
     try:
         with suppress(OSError):  # where a locked file cannot be written, the holder has no name
             path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
         guard.release()
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def remove_left_overs(*paths: Path) -> None:

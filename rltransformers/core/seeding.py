@@ -48,8 +48,12 @@ def generators(seed: int | None, device: torch.device | str = "cpu") -> Generato
     """
     if seed is not None and seed < 0:
         raise ConfigError(f"seed must be 0 or larger, got {seed}; or None for a random one")
-    children = np.random.SeedSequence(seed).spawn(len(STREAMS))
-    return Generators(**{name: _stream(child, device) for name, child in zip(STREAMS, children, strict=True)})
+    streams = {}
+    for name, child in zip(STREAMS, np.random.SeedSequence(seed).spawn(len(STREAMS)), strict=True):
+        torch_seed, integer = (int(word) for word in child.generate_state(2, np.uint64))
+        torch_generator = torch.Generator(device).manual_seed(torch_seed % 2**63)
+        streams[name] = Stream(integer % 2**31, np.random.default_rng(child), torch_generator)
+    return Generators(**streams)
 
 
 def branch(seed: int, name: str, *numbers: int) -> np.random.SeedSequence:
@@ -101,9 +105,3 @@ def episode_noise(seed: int) -> np.random.Generator:
     environment draws from the same seed.
     """
     return np.random.default_rng(step_seed(seed, 0, "action"))
-
-
-def _stream(sequence: np.random.SeedSequence, device: torch.device | str) -> Stream:
-    torch_seed, integer = (int(word) for word in sequence.generate_state(2, np.uint64))
-    torch_generator = torch.Generator(device).manual_seed(torch_seed % 2**63)
-    return Stream(integer % 2**31, np.random.default_rng(sequence), torch_generator)

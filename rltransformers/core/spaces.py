@@ -7,7 +7,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -26,14 +26,6 @@ SPACES = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
 SUPPORTED_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-def _children(space: Space) -> Iterator[tuple[str, Space]] | None:
-    if isinstance(space, spaces.Dict):
-        return iter([(str(key), child) for key, child in space.spaces.items()])
-    if isinstance(space, spaces.Tuple):
-        return iter([(str(index), child) for index, child in enumerate(space.spaces)])
-    return None
-
-
 def _join(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
@@ -47,8 +39,11 @@ def leaf_spaces(space: Space) -> dict[str, Space]:
     leaves: dict[str, Space] = {}
 
     def walk(path: str, node: Space) -> None:
-        children = _children(node)
-        if children is None:
+        if isinstance(node, spaces.Dict):
+            children = [(str(key), child) for key, child in node.spaces.items()]
+        elif isinstance(node, spaces.Tuple):
+            children = [(str(index), child) for index, child in enumerate(node.spaces)]
+        else:
             if path in leaves:
                 raise ConfigError(
                     f"two leaves of the space share the path {path!r}; rename the Dict keys that hold '/'"

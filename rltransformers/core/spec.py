@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args
 
 from annotated_types import Ge, Le
 
@@ -185,16 +185,17 @@ class Spec:
 
     def unread(self, options: Any) -> dict[str, str]:
         """Names of the options that nothing reads beside the values of the others, each with those in words."""
-        marks = ((name, mark) for name, hint in self.ranges().items() for mark in _marks(hint))
-        return {name: mark.beside for name, mark in marks if mark.holds(options)}
+        marks = ((name, mark) for name, hint in self.ranges().items() for mark in getattr(hint, "__metadata__", ()))
+        return {name: mark.beside for name, mark in marks if isinstance(mark, Unread) and mark.holds(options)}
 
     def options_text(self) -> list[str]:
         """Options for people: ``name=default``, or the bare name of a required one, with what it accepts."""
-        ranges = self.ranges()
-        return [
-            f"{name if default is dataclasses.MISSING else f'{name}={default}'} ({_described(ranges[name], self.axis)})"
-            for name, default in self.defaults().items()
-        ]
+        texts = []
+        for name, default in self.defaults().items():
+            hint = self.ranges()[name]
+            accepts = f"a list of choices of {self.axis}" if hint == Sequence[Choice] else describe(hint)
+            texts.append(f"{name if default is dataclasses.MISSING else f'{name}={default}'} ({accepts})")
+        return texts
 
 
 @dataclass(frozen=True)
@@ -307,17 +308,6 @@ def is_list(value: Any) -> bool:
 def _annotations(record: type) -> dict[str, Any]:
     hints = typing.get_type_hints(record, include_extras=True)
     return {each.name: hints[each.name] for each in dataclasses.fields(record)}
-
-
-def _marks(annotation: Any) -> list[Unread]:
-    """Those in an annotation."""
-    metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
-    return [each for each in metadata if isinstance(each, Unread)]
-
-
-def _described(annotation: Any, axis: str) -> str:
-    """The values that an option accepts, in words."""
-    return f"a list of choices of {axis}" if annotation == Sequence[Choice] else describe(annotation)
 
 
 def _choices(value: Any, axis: str, table: Mapping[str, Spec], path: str) -> tuple[Choice, ...]:

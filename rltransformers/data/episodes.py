@@ -86,15 +86,11 @@ def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
                 what = f"{key} of episode {index}" + (" do not fit those of episode 0" if index else " are unfit")
                 text = isinstance(error, DataError) and key == "observations"
                 way_out = "; observation_leaves=[...] keeps the leaves that are numbers" if text else ""
-                raise DataError(f"{name}: {what}: {_shapes(values[0], value, error)}{way_out}") from error
+                rows = [each.shape[1:] if isinstance(each, np.ndarray) else None for each in (values[0], value)]
+                differ = None not in rows and rows[0] != rows[1]
+                fault = f"rows of shape {rows[0]}, then of {rows[1]}" if differ else str(error)
+                raise DataError(f"{name}: {what}: {fault}{way_out}") from error
         raise
-
-
-def _shapes(first: Any, other: Any, error: Exception) -> str:
-    """The shapes of rows of two arrays that differ in them, or else the error."""
-    if isinstance(first, np.ndarray) and isinstance(other, np.ndarray) and first.shape[1:] != other.shape[1:]:
-        return f"rows of shape {first.shape[1:]}, then of {other.shape[1:]}"
-    return str(error)
 
 
 def _append_last(space: Space, observations: Any, following: Any, steps: int, where: str) -> Any:

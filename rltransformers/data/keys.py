@@ -16,8 +16,12 @@ NAMES = {
 }
 """Our name → all names; those of Gymnasium, Minari, D4RL and the imitation library."""
 IGNORED = ("infos", "info", "metadata", "id", "seed", "options", "total_steps")
-"""Keys that say nothing about steps; likewise whatever begins with "infos/" or "metadata/"."""
 ENDS = ("dones", "done")
+
+
+def is_ignored(key: str) -> bool:
+    """Whether a key says nothing about steps."""
+    return key in IGNORED or key.startswith(("infos/", "metadata/"))
 
 
 def pick_leaves(arrays: Any, leaves: Sequence[str] | None) -> Any:
@@ -60,7 +64,7 @@ def key_names(arrays: Mapping[Any, Any], where: str) -> dict[str, str]:
                 f"truncated (by a limit); rename it to 'terminations' or 'truncations'. If it marks both, name it "
                 f"'terminations' and pass time_limit=<the environment's step limit>"
             )
-        elif key not in IGNORED and not key.startswith(("infos/", "metadata/")):
+        elif not is_ignored(key):
             raise DataError(
                 f"{where} has the unknown key {key!r}; {did_you_mean(key, ours)} If it is none of them, take it out or "
                 f"put it under 'infos', which is not read"

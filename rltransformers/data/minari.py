@@ -193,7 +193,9 @@ def write_minari(
 
 def _write(trajectories: Trajectories, dataset_id: str, overwrite: bool, facts: Mapping[str, Any]) -> Any:
     import minari  # slow to import and needed for Minari data only
+    from minari.dataset.minari_dataset import parse_dataset_id
     from minari.dataset.minari_storage import MinariStorage
+    from minari.namespace import create_namespace, list_local_namespaces
     from minari.storage import get_dataset_path
 
     target = Path(get_dataset_path(dataset_id))
@@ -216,7 +218,9 @@ def _write(trajectories: Trajectories, dataset_id: str, overwrite: bool, facts: 
         _write_episodes(trajectories, next((temporary / "data").glob("*.hdf5")))
         totals = {"total_steps": trajectories.steps, "total_episodes": len(trajectories)}
         storage.update_metadata({**totals, "dataset_size": storage.get_size()})
-        _make_namespaces(dataset_id)
+        namespace = parse_dataset_id(dataset_id)[0]
+        if namespace is not None and namespace not in list_local_namespaces():
+            create_namespace(namespace)
     return minari.load_dataset(dataset_id)
 
 
@@ -261,15 +265,6 @@ def check_dataset_id(dataset_id: str) -> None:
         ) from error
 
 
-def _make_namespaces(dataset_id: str) -> None:
-    from minari.dataset.minari_dataset import parse_dataset_id
-    from minari.namespace import create_namespace, list_local_namespaces
-
-    namespace = parse_dataset_id(dataset_id)[0]
-    if namespace is not None and namespace not in list_local_namespaces():
-        create_namespace(namespace)
-
-
 def _env_spec(trajectories: Trajectories) -> EnvSpec | None:
     if not trajectories.env_spec:
         return None
@@ -284,14 +279,15 @@ def _env_spec(trajectories: Trajectories) -> EnvSpec | None:
 
 def _write_episodes(trajectories: Trajectories, path: Path) -> None:
     """One group per episode, as ``MinariDataset`` reads them; arrays are contiguous, for episodes never grow."""
-    observation_spaces, action_spaces = map(leaf_spaces, (trajectories.observation_space, trajectories.action_space))
+    observation_space, action_space = trajectories.observation_space, trajectories.action_space
+    leaves = leaf_spaces(observation_space), leaf_spaces(action_space)
     with path.open("wb") as file:
         writer, groups = HDF5Writer(file), {}
         for index, (start, end) in enumerate(itertools.pairwise(trajectories.offsets.tolist())):
             episode = trajectories.episode(index)
             arrays = {
-                "observations": _nested(trajectories.observation_space, observation_spaces, episode.observations),
-                "actions": _nested(trajectories.action_space, action_spaces, episode.actions),
+                "observations": _groups(nest_leaves(observation_space, _typed(episode.observations, leaves[0]))),
+                "actions": _groups(nest_leaves(action_space, _typed(episode.actions, leaves[1]))),
                 "rewards": np.asarray(episode.rewards, np.float64),
                 "terminations": episode.terminations,
                 "truncations": episode.truncations,
@@ -300,13 +296,12 @@ def _write_episodes(trajectories: Trajectories, path: Path) -> None:
         writer.finish(writer.group(groups))
 
 
-def _nested(space: Space, leaves_of_space: Mapping[str, Space], leaves: Leaves) -> Tree:
-    """The leaves in the types of the space, nested as Minari stores them: Tuples are groups of _index_0, _index_1."""
-    typed = {path: np.asarray(leaves[path], leaf.dtype) for path, leaf in leaves_of_space.items()}
-    return _groups(nest_leaves(space, typed))
+def _typed(rows: Leaves, leaves: Mapping[str, Space]) -> Leaves:
+    return {path: np.asarray(rows[path], leaf.dtype) for path, leaf in leaves.items()}
 
 
 def _groups(node: Any) -> Tree:
+    """Nested arrays as Minari stores them: Tuples are groups of _index_0, _index_1."""
     if isinstance(node, tuple):
         return {f"_index_{index}": _groups(child) for index, child in enumerate(node)}
     return {key: _groups(child) for key, child in node.items()} if isinstance(node, dict) else node

@@ -404,19 +404,19 @@ def _part_of(recorded: ObservationPart) -> dict[str, list[int] | None]:
     by_leaf = recorded if isinstance(recorded, Mapping) else {"": recorded}
     if not by_leaf:
         raise ConfigError("recorded names no leaf, so nothing would be recorded; leave it out to record everything")
-    return {path: None if indices is None else _indices(path, indices) for path, indices in by_leaf.items()}
-
-
-def _indices(path: str, values: Sequence[int]) -> list[int]:
-    try:
-        array = np.asarray(values)
-    except ValueError:  # rows of different lengths
-        array = np.array(None)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        where = f" of {path!r}" if path else ""
-        raise ConfigError(f"recorded{where} must be a list of indices, which are whole numbers; got {shown(values)}")
-    indices: list[int] = array.tolist()
-    return indices
+    part: dict[str, list[int] | None] = {}
+    for path, values in by_leaf.items():
+        try:
+            array = np.asarray(values)
+        except ValueError:  # rows of different lengths
+            array = np.array(None)
+        if values is not None and (array.ndim != 1 or (array.size and array.dtype.kind not in "iu")):
+            where = f" of {path!r}" if path else ""
+            raise ConfigError(
+                f"recorded{where} must be a list of indices, which are whole numbers; got {shown(values)}"
+            )
+        part[path] = None if values is None else array.tolist()
+    return part
 
 
 def _view(part: dict[str, list[int] | None] | ObservationView | None, space: Space) -> ObservationView:
@@ -447,17 +447,14 @@ def _space_of_part(path: str, leaf: Space, indices: list[int] | None) -> Space:
         return leaf
     size = leaf.shape[0] if leaf.shape is not None and len(leaf.shape) == 1 else 0
     if not indices or not all(0 <= index < size for index in indices):
-        raise ConfigError(
-            f"recorded keeps the indices {list(indices)} of {path!r}, a {leaf}; give some of 0..{size - 1}"
-        )
+        raise ConfigError(f"recorded keeps the indices {indices} of {path!r}, a {leaf}; give some of 0..{size - 1}")
     if len(set(indices)) < len(indices):
         raise ConfigError(f"recorded must name every entry{f' of {path!r}' if path else ''} once, got {indices}")
-    entries = list(indices)
     if isinstance(leaf, spaces.Box):
-        return spaces.Box(leaf.low[entries], leaf.high[entries], dtype=leaf.dtype.type)
+        return spaces.Box(leaf.low[indices], leaf.high[indices], dtype=leaf.dtype.type)
     if isinstance(leaf, spaces.MultiDiscrete):
-        return spaces.MultiDiscrete(leaf.nvec[entries], start=leaf.start[entries], dtype=leaf.dtype.type)
-    return spaces.MultiBinary(len(entries))
+        return spaces.MultiDiscrete(leaf.nvec[indices], start=leaf.start[indices], dtype=leaf.dtype.type)
+    return spaces.MultiBinary(len(indices))
 
 
 # Environments ------------------------------------------------------------

@@ -21,7 +21,7 @@ from rltransformers.core.spaces import map_leaves
 from rltransformers.data.arrays import nested
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
-from rltransformers.data.keys import ENDS, IGNORED, NAMES
+from rltransformers.data.keys import ENDS, NAMES, is_ignored
 from rltransformers.data.parquet_footer import stated_values
 from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
@@ -110,7 +110,7 @@ def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Opti
     nonempty = [batch for batch in batches() if batch.num_rows]
     if not nonempty:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
-    columns = [key for key in nonempty[0].schema.names if not _ignored(key)]
+    columns = [key for key in nonempty[0].schema.names if not is_ignored(key)]
     for batch in nonempty:
         if batch.schema.names != nonempty[0].schema.names:
             raise DataError(
@@ -120,7 +120,10 @@ def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Opti
     if reward is None:
         raise DataError(f"{name}: has no column 'rewards'; present: {columns}")
     if not _is_list(nonempty[0].column(reward).type):
-        flat = {key: _joined([_values(batch.column(key), f"{name}: {key}") for batch in nonempty]) for key in columns}
+        flat = {}
+        for key in columns:
+            parts = [_values(batch.column(key), f"{name}: {key}") for batch in nonempty]
+            flat[key] = map_leaves(lambda *leaves: np.concatenate(leaves), *parts)
         return trajectories_from_d4rl(nested(flat), options, name, "table")
     if options.split_on_discontinuity:
         raise ConfigError("split_on_discontinuity does not apply to tables with an episode per row, split already")
@@ -140,14 +143,12 @@ def _file_batches(files: list[Path]) -> Iterator[Any]:
     pyarrow = require("pyarrow", EXTRA)
     for file in files:
         with _damage(file, pyarrow):
-            yield from _parquet(file) if file.suffix.lower() == ".parquet" else _arrow(file, pyarrow)
-
-
-def _parquet(file: Path) -> Iterator[Any]:
-    parquet = require("pyarrow.parquet", EXTRA)
-    with parquet.ParquetFile(file) as opened:
-        _check_values(stated_values(file), file)
-        yield from opened.iter_batches(_ROWS_AT_ONCE)
+            if file.suffix.lower() != ".parquet":
+                yield from _arrow(file, pyarrow)
+                continue
+            with require("pyarrow.parquet", EXTRA).ParquetFile(file) as opened:
+                _check_values(stated_values(file), file)
+                yield from opened.iter_batches(_ROWS_AT_ONCE)
 
 
 def _arrow(file: Path, pyarrow: Any) -> Iterator[Any]:
@@ -195,10 +196,6 @@ def _configuration(file: Path) -> str | None:
     return name if isinstance(name, str) and name != "default" else None
 
 
-def _ignored(key: str) -> bool:
-    return key in IGNORED or key.startswith(("infos/", "metadata/"))
-
-
 # Arrow arrays ------------------------------------------------------------
 
 
@@ -234,18 +231,11 @@ def _values(array: Any, where: str, inside: bool = False) -> Any:
     if len(sizes) > 1:
         raise DataError(f"{where} holds rows of {sizes[0]} and of {sizes[-1]} numbers; all must have the same size")
     size = int(sizes[0]) if len(sizes) else 0
-    return map_leaves(partial(_split, rows=len(array), size=size), _values(array.flatten(), where))
-
-
-def _split(values: Any, rows: int, size: int) -> Any:
-    return values.reshape(rows, size, *values.shape[1:])
+    rows = len(array)
+    return map_leaves(lambda part: part.reshape(rows, size, *part.shape[1:]), _values(array.flatten(), where))
 
 
 def _fields(array: Any, read: Callable[[Any, str], Any], where: str) -> dict[str, Any]:
     return {
         field.name: read(part, f"{where}/{field.name}") for field, part in zip(array.type, array.flatten(), strict=True)
     }
-
-
-def _joined(parts: list[Any]) -> Any:
-    return map_leaves(lambda *leaves: np.concatenate(leaves), *parts)

@@ -84,23 +84,15 @@ class TrajectoryWriter:
         e = self._next
         start, end = int(self.offsets[e]), int(self.offsets[e + 1])
         length = end - start
-        for path, rows in self._rows("observations", self.spaces[0], observations):
-            if len(rows) not in (length, length + 1):
-                raise self._error(
-                    "observations", path, f"has {len(rows)} rows for {length} rewards; {length} or +1 fit"
-                )
+        for path, rows in self._rows("observations", self.spaces[0], observations, length, length + 1):
             target = self.observations[path]
             target[start + e : start + e + len(rows)] = rows
             if len(rows) == length:
                 self.final_observations = False
                 target[end + e] = target[end + e - 1]
-        for path, rows in self._rows("actions", self.spaces[1], actions):
-            if len(rows) != length:
-                raise self._error("actions", path, f"has {len(rows)} rows for {length} rewards")
+        for path, rows in self._rows("actions", self.spaces[1], actions, length):
             self.actions[path][start:end] = rows
-        for _, rows in self._rows("rewards", REWARD, rewards):
-            if len(rows) != length:
-                raise self._error("rewards", "", f"has {len(rows)} rows, {length} were announced")
+        for _, rows in self._rows("rewards", REWARD, rewards, length):
             self.rewards[start:end] = rows
         terminated, truncated = self._flags("terminations", terminations), self._flags("truncations", truncations)
         check_time_limit(np.array([length]), time_limit, self.name, e)
@@ -154,8 +146,8 @@ class TrajectoryWriter:
                 fitted = fit_leaf(space, np.asarray(rows[chunk]), chunk.start)
             yield chunk, fitted
 
-    def _rows(self, kind: str, space: Space, value: Any) -> Iterator[tuple[str, Array]]:
-        """Yield path and rows, in the stored type, of every leaf of the next episode."""
+    def _rows(self, kind: str, space: Space, value: Any, *lengths: int) -> Iterator[tuple[str, Array]]:
+        """Yield path and rows, in the stored type, of every leaf of the next episode; ``lengths`` of them fit."""
         try:
             leaves = leaf_values(space, value)
         except DataError as error:
@@ -165,6 +157,9 @@ class TrajectoryWriter:
                 rows = fit_leaf(leaf, numbers(leaves[path]))
             except DataError as error:
                 raise self._error(kind, path, str(error)) from error
+            if len(rows) not in lengths:
+                fitting = f"; {lengths[0]} or +1 fit" if len(lengths) > 1 else ""
+                raise self._error(kind, path, f"has {len(rows)} rows for {lengths[0]} rewards{fitting}")
             yield path, rows
 
     def _flags(self, kind: str, value: Any) -> npt.NDArray[np.bool_]:

@@ -83,10 +83,20 @@ def read_step(path: str | os.PathLike[str]) -> StepFile:
 
 
 def _of_bytes(file: Path, content: bytes) -> StepFile:
-    return READERS[file.suffix](file, content)
+    about, run = READERS[file.suffix](file, content)
+
+    def checked(inputs: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
+        try:
+            return run(inputs, state)
+        except Exception as error:  # what torch and onnxruntime raise in the middle of a step
+            raise CheckpointError(
+                f"{file} cannot compute this step ({one_line(error)[:300]}); export it anew"
+            ) from error
+
+    return StepFile(about["inputs"], about["state"], about["outputs"], about["metadata"], checked, (file, content))
 
 
-def _read_pt2(file: Path, content: bytes) -> StepFile:
+def _read_pt2(file: Path, content: bytes) -> tuple[dict[str, Any], Run]:
     extra: dict[str, Any] = {METADATA: ""}
     try:
         with quiet():
@@ -106,7 +116,7 @@ def _read_pt2(file: Path, content: bytes) -> StepFile:
             outputs, after = program(*tensors)
         return _numpy(outputs), _numpy(after)
 
-    return _step_file(about, run, file, content)
+    return about, run
 
 
 def _signature(program: ExportedProgram) -> tuple[Kinds, set[str]]:
@@ -130,7 +140,7 @@ def _numpy(tensors: Mapping[str, torch.Tensor]) -> Arrays:
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-def _read_onnx(file: Path, content: bytes) -> StepFile:
+def _read_onnx(file: Path, content: bytes) -> tuple[dict[str, Any], Run]:
     runtime = require("onnxruntime", EXTRA)
     try:
         session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
@@ -155,19 +165,7 @@ def _read_onnx(file: Path, content: bytes) -> StepFile:
         after = {name: results.pop(f"next.{name}") for name in about["state"]}
         return results, after
 
-    return _step_file(about, run, file, content)
-
-
-def _step_file(about: Mapping[str, Any], run: Run, file: Path, content: bytes) -> StepFile:
-    def checked(inputs: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
-        try:
-            return run(inputs, state)
-        except Exception as error:  # what torch and onnxruntime raise in the middle of a step
-            raise CheckpointError(
-                f"{file} cannot compute this step ({one_line(error)[:300]}); export it anew"
-            ) from error
-
-    return StepFile(about["inputs"], about["state"], about["outputs"], about["metadata"], checked, (file, content))
+    return about, run
 
 
 def _about(file: Path, text: str | bytes, inputs: Kinds, outputs: set[str]) -> dict[str, Any]:
