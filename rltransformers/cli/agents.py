@@ -166,7 +166,10 @@ class OnlineRunAgent(RunAgent):
                 "RecurrentPPO of sb3-contrib takes no MultiDiscrete observations; add the wrapper FlattenObservation"
             )
         policy = dict(config.policy)
-        kind = RECURRENT_POLICIES[policy.pop("cell", "lstm")][_kind(env.observation_space)]
+        seen = env.observation_space
+        images = isinstance(seen, spaces.Box) and len(seen.shape) == 3
+        what = "dict" if isinstance(seen, spaces.Dict) else "image" if images else "vector"
+        kind = RECURRENT_POLICIES[policy.pop("cell", "lstm")][what]
         algorithm: dict[str, Any] = {
             key: as_schedule(cast(Line, value), f"algorithm.{key}") if isinstance(value, Mapping) else value
             for key, value in config.algorithm.items()
@@ -442,12 +445,6 @@ def checkpoint_step(path: Path) -> int:
 
 def _normalization_path(checkpoint: Path) -> Path:
     return checkpoint.with_suffix(".normalization.zip")
-
-
-def _kind(space: spaces.Space[Any]) -> str:
-    if isinstance(space, spaces.Dict):
-        return "dict"
-    return "image" if isinstance(space, spaces.Box) and len(space.shape) == 3 else "vector"
 
 
 def _vectors_of(space: spaces.Space[Any]) -> list[str] | None:

@@ -104,18 +104,15 @@ class LocalJob(Job):
         self.process.stdin.flush()
 
     def poll(self) -> int | None:
-        """The exit status; closes its input behind it."""
         return None if self.process.poll() is None else self.wait()
 
     def wait(self) -> int:
-        """The exit status, once there is one."""
         status = self.process.wait()
         assert self.process.stdin is not None
         self.process.stdin.close()
         return status
 
     def stop(self) -> None:
-        """Asked by SIGTERM."""
         self.process.terminate()
 
 
@@ -126,11 +123,10 @@ class LocalEngine(Engine):
         self.slots = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def start(self, order: Order) -> LocalJob:
-        """A child process."""
         return LocalJob(order)
 
     def close(self) -> None:
-        """Nothing is held."""
+        pass
 
 
 class RayJob(Job):
@@ -200,7 +196,6 @@ class RayEngine(Engine):
         self.task = self.ray.remote(num_cpus=1, max_retries=RETRIES)(run)
 
     def start(self, order: Order) -> RayJob:
-        """A task that waits for a free core."""
         return RayJob(self.ray, self.task.remote(order), order)
 
     def close(self) -> None:
@@ -257,10 +252,10 @@ def carry_out(
             more = True
             while running or (more and not signals):
                 while more and not signals and len(running) < jobs:
-                    found = next(waiting, None)
-                    more = found is not None
-                    if found is not None:
-                        running[found[0]] = job = engine.start(found[1])
+                    following = next(waiting, None)
+                    more = following is not None
+                    if following is not None:
+                        running[following[0]] = job = engine.start(following[1])
                         if signals:  # it came while the process began
                             job.stop()
                 for key, job in list(running.items()):
@@ -330,5 +325,4 @@ def run(order: Order) -> tuple[int, dict[Path, bytes]]:
         if job.process.poll() is None:
             job.stop()
             job.wait()
-    found = [path for path in (*order.results, order.log) if path.is_file()]
-    return status, {path: path.read_bytes() for path in found}
+    return status, {path: path.read_bytes() for path in (*order.results, order.log) if path.is_file()}

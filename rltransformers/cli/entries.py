@@ -107,15 +107,15 @@ def explanations(described: type) -> dict[str, str]:
 
     Read is ``name, other: text`` under "Args:" or "Attributes:".
     """
-    found: dict[str, str] = {}
+    texts_by_name: dict[str, str] = {}
     for each in reversed(described.__mro__):
         documents = [inspect.cleandoc(part.__doc__ or "") for part in (each, each.__init__)]  # type: ignore[misc]
         for document in documents:
             block = re.search(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)*)", document, re.MULTILINE)
             entries = re.findall(r"^ {4}([\w, ]+): (.*(?:\n {5,}.*)*)", block.group(1) if block else "", re.MULTILINE)
             for names, words in entries:
-                found |= {name: _explanation(name, words) for name in names.split(", ")}
-    return found
+                texts_by_name |= {name: _explanation(name, words) for name in names.split(", ")}
+    return texts_by_name
 
 
 def _explanation(name: str, words: str) -> str:

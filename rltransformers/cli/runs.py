@@ -24,12 +24,7 @@ from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.envs.video import check_recordable, video_wrapper
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.runs.callback import RunCallback
-from rltransformers.training.runs.experiment import (
-    AgentName,
-    EnvironmentConfig,
-    ExperimentConfig,
-    read_experiment,
-)
+from rltransformers.training.runs.experiment import AgentName, EnvironmentConfig, ExperimentConfig, read_experiment
 from rltransformers.training.runs.lookback import lookback_of
 from rltransformers.training.runs.plots import check_picture, plot_lookback, plot_return_versus_target
 from rltransformers.training.runs.run_card import write_run_card
@@ -175,14 +170,14 @@ def _edited(folder: RunFolder, config: ExperimentConfig) -> list[str]:
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any], place: str = "") -> list[str]:
     """The dotted keys whose values are not the same in two mappings, in the order of the alphabet."""
-    found = []
+    keys = []
     for name in sorted({*one, *other}, key=str):
         mine, theirs = one.get(name), other.get(name)
         if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-            found += _differing(mine, theirs, f"{place}{name}.")
+            keys += _differing(mine, theirs, f"{place}{name}.")
         elif mine != theirs:
-            found.append(f"{place}{name}")
-    return found
+            keys.append(f"{place}{name}")
+    return keys
 
 
 def _take_back(folder: RunFolder, step: int, evaluated: bool, goes_on: bool) -> None:

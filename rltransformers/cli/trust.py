@@ -41,13 +41,13 @@ def programs(config: ExperimentConfig, checkpoint: Path | None = None, training:
 
     With ``checkpoint`` the run begins by loading that file. Without ``training`` no behavior is recorded.
     """
-    found = import_programs(config.imports)
-    found += environment_programs(config.environment.id, config.environment.wrappers)
+    foreign = import_programs(config.imports)
+    foreign += environment_programs(config.environment.id, config.environment.wrappers)
     if training and config.dataset is not None:
-        found += dataset_programs(config.dataset)
+        foreign += dataset_programs(config.dataset)
     if checkpoint is not None and config.agent is AgentName.RECURRENT_PPO:
-        found.append(Program("", f"{checkpoint} is a pickle of Stable-Baselines3 that runs code when it is loaded"))
-    return found
+        foreign.append(Program("", f"{checkpoint} is a pickle of Stable-Baselines3 that runs code when it is loaded"))
+    return foreign
 
 
 def import_programs(modules: Sequence[str]) -> list[Program]:
@@ -83,12 +83,12 @@ def import_modules(modules: Any, source: str, trust: bool) -> None:
 
 def dataset_programs(dataset: DatasetConfig) -> list[Program]:
     """Pickles that a dataset is read from, and what its behaviors load."""
-    place, found = "dataset.id", []
+    place, foreign = "dataset.id", []
     if dataset.id is not None and is_pickle(dataset.id):
-        found.append(Program(place, f"{place} {dataset.id!r} is a pickle, which runs code when it is read"))
+        foreign.append(Program(place, f"{place} {dataset.id!r} is a pickle, which runs code when it is read"))
     if dataset.collect is not None:
-        found += behavior_programs(dataset.collect.behaviors, "dataset.collect.behaviors")
-    return found
+        foreign += behavior_programs(dataset.collect.behaviors, "dataset.collect.behaviors")
+    return foreign
 
 
 def environment_programs(env_id: str, wrappers: Sequence[Any] = ()) -> list[Program]:
@@ -106,16 +106,16 @@ def environment_programs(env_id: str, wrappers: Sequence[Any] = ()) -> list[Prog
 
 def behavior_programs(texts: Sequence[str], place: str) -> list[Program]:
     """Pickles that behaviors load and modules that they import."""
-    found = []
+    foreign = []
     for text in texts:
         kind, colon, argument = text.partition(":")
         if kind == "sb3":
-            found.append(Program(place, f"{place} {text!r} loads a pickle of Stable-Baselines3, which runs code"))
+            foreign.append(Program(place, f"{place} {text!r} loads a pickle of Stable-Baselines3, which runs code"))
         elif kind == "export" and not (argument.rpartition("=")[0] or argument).endswith(".onnx"):
-            found.append(Program(place, f"{place} {text!r} loads a program of torch, which may run code"))
+            foreign.append(Program(place, f"{place} {text!r} loads a program of torch, which may run code"))
         elif colon and kind not in _DATA_BEHAVIORS:
-            found.append(Program(place, f"{place} {text!r} imports the module {kind}"))
-    return found
+            foreign.append(Program(place, f"{place} {text!r} imports the module {kind}"))
+    return foreign
 
 
 def collect_programs(words: Sequence[str]) -> list[Program]:
@@ -128,30 +128,30 @@ def collect_programs(words: Sequence[str]) -> list[Program]:
     return environments + behavior_programs(given["--behavior"], "--behavior")
 
 
-def not_typed(found: Sequence[Program], overrides: Sequence[tuple[str, str]]) -> list[Program]:
+def not_typed(foreign: Sequence[Program], overrides: Sequence[tuple[str, str]]) -> list[Program]:
     """The programs that come from the file and not from an override of the command line."""
     typed = [key for key, _ in overrides]
-    return [each for each in found if not any(f"{each.place}.".startswith(f"{key}.") for key in typed)]
+    return [each for each in foreign if not any(f"{each.place}.".startswith(f"{key}.") for key in typed)]
 
 
-def require_trust(found: Sequence[Program], source: str | os.PathLike[str], trust: bool) -> None:
+def require_trust(foreign: Sequence[Program], source: str | os.PathLike[str], trust: bool) -> None:
     """Return when nothing would run that was not allowed before, with ``trust``, or after a yes on the terminal.
 
     Raises:
         ConfigError: otherwise; names the file and everything it would run.
     """
-    found = [each for each in found if each.effect not in _ALLOWED]
-    if trust or not found:
+    foreign = [each for each in foreign if each.effect not in _ALLOWED]
+    if trust or not foreign:
         return
-    warning = f"{source} would run code of whoever made it: {'; '.join(each.effect for each in found)}"
+    warning = f"{source} would run code of whoever made it: {'; '.join(each.effect for each in foreign)}"
     if sys.stdin.isatty() and sys.stderr.isatty():
         print(f"{warning}\nDo you trust it? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
-            _ALLOWED.update(each.effect for each in found)
+            _ALLOWED.update(each.effect for each in foreign)
             return
     raise ConfigError(f"{warning}; if you trust that, add --trust (from Python: trust=True)")
 
 
-def trust_flag(found: Sequence[Program]) -> str:
+def trust_flag(foreign: Sequence[Program]) -> str:
     """Flags that a printed command needs to run these."""
-    return " --trust" if found else ""
+    return " --trust" if foreign else ""

@@ -164,12 +164,8 @@ class _Trials:
 
     def past_trials(self) -> list[Any]:
         """Trials that came to their end, were stopped early or were refused; not those that were interrupted."""
-        trials = self.study.get_trials(deepcopy=False)
-        return [
-            each
-            for each in trials
-            if each.state in (self.states.COMPLETE, self.states.PRUNED) or "refused" in each.user_attrs
-        ]
+        ended, trials = (self.states.COMPLETE, self.states.PRUNED), self.study.get_trials(deepcopy=False)
+        return [each for each in trials if each.state in ended or "refused" in each.user_attrs]
 
     def go_on(self, trials: int, engine: Engine, jobs: int) -> None:
         """Train until ``trials`` have ended, ``jobs`` at a time; one whose process fails is refused.
@@ -247,7 +243,9 @@ class _Trials:
         attempt = self.attempts.pop(number)
         trial, outcome = attempt.trial, attempt.report.close()
         if not (attempt.pruned or outcome):  # the same settings would end the same way: it is not repeated
-            outcome = {"refused": f"its process failed ({_cause(status)}); see {self.folder / attempt.log.name}"}
+            cause = signal_name(status) or f"exit code {status}"
+            cause += "; memory may have run out" if cause == "SIGKILL" else ""
+            outcome = {"refused": f"its process failed ({cause}); see {self.folder / attempt.log.name}"}
         if "run" in outcome:
             trial.set_user_attr("run", outcome["run"])
         if attempt.pruned:
@@ -305,21 +303,9 @@ class _Trials:
         """The best trial, all trials and the path of the best config, which is written anew."""
         path, best = self.write_best(), self.best()
         assert best is not None
-        trials = {each.number: self._entry(each) for each in self.past_trials()}
+        trials = {}
+        for trial in self.past_trials():
+            facts = {name: trial.user_attrs.get(name) for name in ("settings", "run", "refused")}
+            state = "refused" if "refused" in trial.user_attrs else trial.state.name.lower()
+            trials[trial.number] = {"number": trial.number, "state": state, "score": trial.value} | facts
         return {"best": trials[best.number], "config": str(path), "trials": list(trials.values())}
-
-    @staticmethod
-    def _entry(trial: Any) -> dict[str, Any]:
-        """A trial of the summary."""
-        entry = {
-            "number": trial.number,
-            "state": "refused" if "refused" in trial.user_attrs else trial.state.name.lower(),
-            "score": trial.value,
-        }
-        return entry | {name: trial.user_attrs.get(name) for name in ("settings", "run", "refused")}
-
-
-def _cause(status: int) -> str:
-    """Reason of the end of a process with this exit status."""
-    name = signal_name(status)
-    return f"{name}; memory may have run out" if name == "SIGKILL" else name or f"exit code {status}"

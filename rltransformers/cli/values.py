@@ -112,14 +112,12 @@ def _mechanisms(key: str) -> dict[str, Spec]:
     table = {}
     for entry in catalogue()["axes"][axis]:
         own = [each for each in settings if each.get("of") == entry["name"] and each["key"].startswith(f"{key}.")]
-        options = list({each["key"]: _option(each) for each in own}.values())  # agents may have entries of their own
-        record = dataclasses.make_dataclass("Options", options, frozen=True) if options else NoOptions
+        options: dict[str, Any] = {}  # fields of a record of options; agents may have entries of their own
+        for each in own:
+            option = each["key"].rpartition(".")[2]
+            annotation = Sequence[Choice] if each["type"] == CHOICES else from_json(each["type"])
+            required = each["default"] == "required"  # of others the default is not looked at
+            options[option] = (option, annotation, *([] if required else [dataclasses.field(default=None)]))
+        record = dataclasses.make_dataclass("Options", options.values(), frozen=True) if options else NoOptions
         table[entry["name"]] = Spec("", entry["name"], axis, "", "", options=record, settings=entry["settings"])
     return table
-
-
-def _option(entry: Mapping[str, Any]) -> Any:
-    """A field of a record of options; a default is not looked at."""
-    name = entry["key"].rpartition(".")[2]
-    annotation = Sequence[Choice] if entry["type"] == CHOICES else from_json(entry["type"])
-    return (name, annotation) if entry["default"] == "required" else (name, annotation, dataclasses.field(default=None))

@@ -108,7 +108,8 @@ def split_overrides(
 
     Raises:
         ConfigError: for a key without a value or without a name, for an option of one of the ``siblings``, commands by
-            name, and as ``refuse_replaced``.
+            name, and for a setting that takes the place of what was typed in front of it: a key given twice, or a
+            section behind one of its settings.
     """
     options = {option: action.nargs != 0 for action in parser._actions for option in action.option_strings}
     others: list[str] = []
@@ -131,22 +132,13 @@ def split_overrides(
                 raise ConfigError(f"{key} needs a value: {key} VALUE")
             value = remaining.pop(0)
         overrides.append((key[2:], value))
-    refuse_replaced([key for key, _ in overrides])
-    return others, overrides
-
-
-def refuse_replaced(keys: Sequence[str]) -> None:
-    """Raise where a setting takes the place of what was typed in front of it.
-
-    Raises:
-        ConfigError: for a key given twice, and for a section behind one of its settings.
-    """
-    for place, key in enumerate(keys):
-        for later in keys[place + 1 :]:
+    for place, (key, _) in enumerate(overrides):
+        for later, _ in overrides[place + 1 :]:
             if key == later:
                 raise ConfigError(f"--{key} is given twice; give it once")
             if key.startswith(f"{later}."):
                 raise ConfigError(f"--{later} would replace --{key} in front of it; give the section first")
+    return others, overrides
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -105,7 +105,13 @@ def save_checkpoint(path: File, kind: str, settings: Mapping[str, Any], tensors:
         ):
             archive.writestr(_HEADER, header_text)
             with archive.open(_TENSORS, "w", force_zip64=True) as member:  # as it comes, not a copy of all of it first
-                _write_tensors(plain, member)
+                stream = _Stream(member)
+                try:
+                    torch.save(plain, stream)  # type: ignore[arg-type]  # of a file it needs no more than this
+                except Exception as error:
+                    if stream.failure is None:
+                        raise
+                    raise stream.failure from error
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {refusal(error)}") from error
     except CheckpointError:
@@ -136,17 +142,6 @@ class _Stream:
         pass  # whoever opened the stream closes it
 
 
-def _write_tensors(tensors: Any, stream: IO[bytes]) -> None:
-    """``torch.save``, from the memory of the tensors straight to a file that is open for writing."""
-    writer = _Stream(stream)
-    try:
-        torch.save(tensors, writer)  # type: ignore[arg-type]  # of a file it needs no more than this
-    except Exception as error:
-        if writer.failure is None:
-            raise
-        raise writer.failure from error
-
-
 @strict
 def load_checkpoint(path: File, kind: str | None = None, map_location: str | torch.device = "cpu") -> Checkpoint:
     """Read a checkpoint; tensors land on ``map_location``. With ``kind``, a checkpoint of any other agent is refused.
@@ -157,19 +152,19 @@ def load_checkpoint(path: File, kind: str | None = None, map_location: str | tor
     """
     path = path if isinstance(path, io.BufferedIOBase) else _existing(Path(path))
     header, payload = _read(path)
-    name, found_kind = file_name(path), str(header["kind"])
-    if kind is not None and found_kind != kind:
-        raise CheckpointError(f"{name} is a {found_kind} checkpoint; load it with {found_kind}.load, not {kind}.load")
+    name, own = file_name(path), str(header["kind"])
+    if kind is not None and own != kind:
+        raise CheckpointError(f"{name} is a {own} checkpoint; load it with {own}.load, not {kind}.load")
     require_extensions(header.get("mechanisms", []), name)
     try:
         _check_sizes(payload)
         tensors = torch.load(io.BytesIO(payload), map_location=map_location, weights_only=True)
     except _CORRUPT as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"{name} is refused: its tensors are corrupt or hold objects that would run code when loaded ({reason})"
+            f"{name} is refused: its tensors are corrupt or hold objects that would run code when loaded "
+            f"({(str(error) or type(error).__name__).splitlines()[0]})"
         ) from error
-    return Checkpoint(found_kind, header["settings"], tensors, str(header.get("code_version", "unknown")))
+    return Checkpoint(own, header["settings"], tensors, str(header.get("code_version", "unknown")))
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -181,8 +176,8 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     try:
         payload = path.read_bytes()
         _check_sizes(payload)
-        found = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-        return dict(check(found, Mapping[str, Tensor], "weights"))
+        tensors = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        return dict(check(tensors, Mapping[str, Tensor], "weights"))
     except (*_CORRUPT, OSError) as error:
         raise CheckpointError(
             f"{path} is refused: it is no file of torch.save, is damaged, or holds objects that would run code when "
@@ -462,7 +457,16 @@ def _read(path: Path | io.BufferedIOBase) -> tuple[dict[str, Any], bytes]:
             if (size := archive.getinfo(_HEADER).file_size) > LARGEST_JSON:
                 raise zipfile.BadZipFile(f"{_HEADER} has {size:,} bytes, at most {LARGEST_JSON:,} are read")
             header = json.loads(archive.read(_HEADER))
-            _check_header(name, header)
+            if not isinstance(header, dict) or header.get("format") != FORMAT:
+                raise CheckpointError(f"{name} is not an rltransformers checkpoint: its header names another format")
+            version = header.get("format_version")
+            if version != FORMAT_VERSION:
+                raise CheckpointError(
+                    f"{name} has checkpoint format version {version}, this code reads {FORMAT_VERSION};"
+                    f" it was written by rltransformers {header.get('code_version')}, load it with that version"
+                )
+            if not isinstance(header.get("settings"), dict) or "kind" not in header:
+                raise CheckpointError(f"checkpoint {name} is corrupt: its header lacks kind or settings")
             return header, archive.read(_TENSORS)
     except CheckpointError:
         raise
@@ -470,16 +474,3 @@ def _read(path: Path | io.BufferedIOBase) -> tuple[dict[str, Any], bytes]:
         raise CheckpointError(f"checkpoint {name} is corrupt or truncated ({one_line(error)})") from error
     except OSError as error:
         raise CheckpointError(f"checkpoint {name} cannot be read ({one_line(error)})") from error
-
-
-def _check_header(name: str, header: Any) -> None:
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise CheckpointError(f"{name} is not an rltransformers checkpoint: its header names another format")
-    version = header.get("format_version")
-    if version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{name} has checkpoint format version {version}, this code reads {FORMAT_VERSION};"
-            f" it was written by rltransformers {header.get('code_version')}, load it with that version"
-        )
-    if not isinstance(header.get("settings"), dict) or "kind" not in header:
-        raise CheckpointError(f"checkpoint {name} is corrupt: its header lacks kind or settings")

@@ -26,9 +26,7 @@ SUITES = {
     **{prefix: (("ogbench",), "ogbench") for prefix in OGBENCH},
 }
 """Prefix of an id → (modules, of which the last one registers it; extra of this package that installs them)."""
-BESIDE = {
-    "popgym-Labyrinth": ("mazelib", "'popgym[navigation]'"),
-}
+BESIDE = {"popgym-Labyrinth": ("mazelib", "'popgym[navigation]'")}
 """Prefix of an id → (module without which its suite leaves it out; what pip installs for it)."""
 
 

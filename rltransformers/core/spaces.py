@@ -427,9 +427,7 @@ def _rebuild(description: dict[str, Any]) -> Space:
         return spaces.Discrete(description["n"], start=description["start"], dtype=_integer(description["dtype"]))
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(
-            np.array(description["nvec"]),
-            start=np.array(description["start"]),
-            dtype=_integer(description["dtype"]),
+            np.array(description["nvec"]), start=np.array(description["start"]), dtype=_integer(description["dtype"])
         )
     if kind == "MultiBinary":
         shape = description["shape"]

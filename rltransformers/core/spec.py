@@ -265,11 +265,11 @@ class Choice:
             else _option(option, ranges[key], f"{path}.{key}")
             for key, option in given.items()
         }
-        found = Choice(spec, spec.options(**options))
-        for key, beside in spec.unread(found.options).items():
+        choice = Choice(spec, spec.options(**options))
+        for key, beside in spec.unread(choice.options).items():
             if key in given:
                 raise ConfigError(f"{path}.{key} {shown(given[key])} has no effect with {beside}; leave {key} out")
-        return found
+        return choice
 
     def unfolded(self) -> "tuple[Choice, ...]":
         """The choice, and those that its options hold."""

@@ -1,6 +1,6 @@
 """What other programs call our settings and names, for "did you mean" in Python, YAML and on the command line."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 _WORDS = {
     "agent": "algo algorithm_name model model_type",
@@ -107,16 +107,11 @@ _WORDS = {
 """What we call it → what others do, in lower case; a setting by its dotted key in a config."""
 
 
-def _inverted() -> Mapping[str, tuple[str, ...]]:
-    meant: dict[str, list[str]] = {}
-    for ours, theirs in _WORDS.items():
-        for word in theirs.split():
-            meant.setdefault(word, []).append(ours)
-    return {word: tuple(ours) for word, ours in meant.items()}
-
-
-SYNONYMS = _inverted()
+SYNONYMS: dict[str, tuple[str, ...]] = {}
 """A word of others → what we call it."""
+for _ours, _theirs in _WORDS.items():
+    for _word in _theirs.split():
+        SYNONYMS[_word] = (*SYNONYMS.get(_word, ()), _ours)
 
 
 def meant_by(word: object) -> tuple[str, ...]:

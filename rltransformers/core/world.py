@@ -92,9 +92,9 @@ class Sharing:
         """The sum of ``x`` over all processes; gradient flows to the own ``x`` alone."""
         if self.is_single:
             return x
-        found = x.detach().clone()
-        self._communicate(lambda: dist.all_reduce(found), found)
-        return x - x.detach() + found if x.requires_grad else found
+        result = x.detach().clone()
+        self._communicate(lambda: dist.all_reduce(result), result)
+        return x - x.detach() + result if x.requires_grad else result
 
     def count(self, number: int) -> int:
         """The sum of a whole number over all processes."""
@@ -116,9 +116,9 @@ class Sharing:
         """Of every number the largest of all processes."""
         if self.is_single:
             return list(numbers)
-        found = torch.tensor(numbers, dtype=torch.float64)
-        self._communicate(lambda: dist.all_reduce(found, dist.ReduceOp.MAX), found)
-        return list(found.tolist())
+        result = torch.tensor(numbers, dtype=torch.float64)
+        self._communicate(lambda: dist.all_reduce(result, dist.ReduceOp.MAX), result)
+        return list(result.tolist())
 
     def any(self, fact: bool) -> bool:
         """Whether it is so in any process."""
@@ -136,9 +136,9 @@ class Sharing:
         """The arguments of all processes, plain data, by rank."""
         if self.is_single:
             return [value]
-        found: list[Any] = [None] * self.size
-        self._communicate(lambda: dist.all_gather_object(found, value))
-        return found
+        result: list[Any] = [None] * self.size
+        self._communicate(lambda: dist.all_gather_object(result, value))
+        return result
 
     def sum_in_place(self, tensors: Iterable[Tensor | None]) -> None:
         """Replace tensors of one type by their sums over all processes, in one message; leave out None."""
@@ -157,9 +157,9 @@ class Sharing:
         if self.is_single:
             return tree
         packed, layout = _packed(tree)
-        found = packed.new_empty((self.size * len(packed), packed.shape[1]))
-        self._communicate(lambda: dist.all_gather(list(found.chunk(self.size)), packed), packed)
-        return _unpacked(found, layout)
+        result = packed.new_empty((self.size * len(packed), packed.shape[1]))
+        self._communicate(lambda: dist.all_gather(list(result.chunk(self.size)), packed), packed)
+        return _unpacked(result, layout)
 
     def gather(self, tree: Tree, takers: Tensor) -> Tree:
         """Rows of all processes in common order: row i is the next one of process ``takers[i]``.
@@ -176,22 +176,22 @@ class Sharing:
         self._communicate(lambda: dist.all_gather(parts, room), room)
         behind = torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)])
         order = takers.argsort(stable=True)
-        found = _unpacked(behind[order.argsort().to(behind.device)], layout)
+        result = _unpacked(behind[order.argsort().to(behind.device)], layout)
         own = (takers == self.rank).nonzero().flatten()
-        return _joined(found, tree, own)
+        return _joined(result, tree, own)
 
     def assign(self, owners: Tensor) -> Tensor:
         """Who takes each of the things that processes ``owners`` hold: all take equally many, own ones first."""
         room = [len(part) for part in torch.arange(len(owners)).tensor_split(self.size)]
-        found, left = owners.clone(), []
+        result, left = owners.clone(), []
         for index, owner in enumerate(owners.tolist()):
             if room[owner]:
                 room[owner] -= 1
             else:
                 left.append(index)
         free = [rank for rank, rows in enumerate(room) for _ in range(rows)]
-        found[left] = torch.tensor(free, dtype=found.dtype)
-        return found
+        result[left] = torch.tensor(free, dtype=result.dtype)
+        return result
 
     def all_to_all(self, tree: Tree, owners: Tensor, takers: Tensor) -> Tree:
         """The rows that this process takes, in common order, of all that processes ``owners`` hold in that order."""
@@ -200,10 +200,10 @@ class Sharing:
         packed, layout = _packed(tree)
         going, coming = takers[owners == self.rank], owners[takers == self.rank]
         sent = packed[going.argsort(stable=True).to(packed.device)]
-        found = packed.new_empty((len(coming), packed.shape[1]))
+        result = packed.new_empty((len(coming), packed.shape[1]))
         received, handed = (each.bincount(minlength=self.size).tolist() for each in (coming, going))
-        self._communicate(lambda: dist.all_to_all_single(found, sent, received, handed), sent[handed[self.rank] :])
-        return _unpacked(found[coming.argsort(stable=True).argsort().to(found.device)], layout)
+        self._communicate(lambda: dist.all_to_all_single(result, sent, received, handed), sent[handed[self.rank] :])
+        return _unpacked(result[coming.argsort(stable=True).argsort().to(result.device)], layout)
 
     def to_leader(self, tree: Tree) -> Tree:
         """On process 0 the rows of all behind each other, each of which holds equally many; elsewhere the own ones."""
@@ -398,13 +398,13 @@ def _filled(like: Tree, leaves: Iterator[Tensor]) -> Tree:
     return None if like is None else next(leaves)
 
 
-def _joined(found: Tree, own: Tree, rows: Tensor) -> Tree:
-    """``found`` with the own rows in place, through which gradient flows."""
+def _joined(result: Tree, own: Tree, rows: Tensor) -> Tree:
+    """``result`` with the own rows in place, through which gradient flows."""
     if isinstance(own, Mapping):
-        return {name: _joined(found[name], part, rows) for name, part in own.items()}
+        return {name: _joined(result[name], part, rows) for name, part in own.items()}
     if own is None or not own.requires_grad:
-        return found
-    return found.index_copy(0, rows.to(own.device), own)
+        return result
+    return result.index_copy(0, rows.to(own.device), own)
 
 
 def rows_of(tree: Tree, rows: slice | Tensor) -> Tree:

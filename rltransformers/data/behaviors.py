@@ -222,11 +222,11 @@ def _load_named(
         raise ConfigError(
             f"{module_name} has no {name!r}; {did_you_mean(name, [n for n in vars(module) if n[0] != '_'])}"
         )
-    found = getattr(module, name)
-    if isinstance(found, type):
-        _check_called(found, name, ("observation_space", "action_space"))
-        found = found(observation_space, action_space)
-    behavior = as_behavior(found, observation_space, action_space, deterministic=deterministic)
+    actor = getattr(module, name)
+    if isinstance(actor, type):
+        _check_called(actor, name, ("observation_space", "action_space"))
+        actor = actor(observation_space, action_space)
+    behavior = as_behavior(actor, observation_space, action_space, deterministic=deterministic)
     if isinstance(behavior, FunctionBehavior):
         behavior.name = f"{module_name}:{name}"
     return behavior

@@ -59,22 +59,22 @@ def check_file(path: str | os.PathLike[str]) -> None:
     def _fault(name: bytes, link: Any) -> str | None:
         if link.type != h5l.TYPE_HARD:
             return f"{name.decode()!r} is a link to another file or name; only data inside the file are read"
-        found = h5o.open(file.id, name)
-        if not isinstance(found, h5d.DatasetID):
+        array = h5o.open(file.id, name)
+        if not isinstance(array, h5d.DatasetID):
             return None
-        how, stored = found.get_create_plist(), found.get_storage_size()
+        how, stored = array.get_create_plist(), array.get_storage_size()
         if how.get_external_count() or how.get_layout() == h5d.VIRTUAL:
             return f"{name.decode()!r} has its values in other files; only data inside the file are read"
         chunk = math.prod(how.get_chunk()) if how.get_layout() == h5d.CHUNKED else 0
-        stated = max(math.prod(found.shape or ()), chunk) * found.get_type().get_size()
+        stated = max(math.prod(array.shape or ()), chunk) * array.get_type().get_size()
         if stated > ALWAYS_READ + MAX_INFLATION * stored:
             return f"{name.decode()!r} states {stated:,} bytes and stores {stored:,}; it would exhaust memory"
         return None
 
     with h5py.File(path, "r") as file:
-        found = file.id.links.visit(fault, info=True)  # ends at the first fault
-    if found is not None:
-        raise DataError(f"{os.fspath(path)}: {found}")
+        first = file.id.links.visit(fault, info=True)
+    if first is not None:
+        raise DataError(f"{os.fspath(path)}: {first}")
 
 
 class HDF5Writer:

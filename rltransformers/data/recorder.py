@@ -5,39 +5,26 @@ result.
 Gymnasium's vector environments in all three autoreset modes and Stable-Baselines3's ``VecEnv`` are read alike.
 """
 
-import copy
 import inspect
-import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
-from gymnasium.wrappers.vector import RecordEpisodeStatistics, RecordVideo
+from gymnasium.vector import VectorEnv
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.vec_env import (
-    VecCheckNan,
-    VecEnv,
-    VecEnvWrapper,
-    VecMonitor,
-    VecNormalize,
-    VecVideoRecorder,
-    is_vecenv_wrapped,
-)
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, is_vecenv_wrapped
 
 from rltransformers.core.device import check_memory
 from rltransformers.core.episodes import endless_episode, longest_allowed
-from rltransformers.core.errors import ConfigError, DataError, did_you_mean, one_line
-from rltransformers.core.guard import FiniteVecEnv, guarding, warn_of_statistics
-from rltransformers.core.ranges import Environments, Episodes, Steps, WholeNumber, check, shown, suggesting
-from rltransformers.core.registry import find_spec
+from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.guard import guarding, warn_of_statistics
+from rltransformers.core.ranges import Episodes, Steps, WholeNumber, check, shown, suggesting
 from rltransformers.core.seeding import generators, seed_environments
 from rltransformers.core.spaces import (
     check_supported,
@@ -45,7 +32,6 @@ from rltransformers.core.spaces import (
     leaf_spaces,
     leaf_values,
     nest_leaves,
-    observation_leaves,
     space_from_leaves,
     space_outline,
     split_members,
@@ -53,26 +39,19 @@ from rltransformers.core.spaces import (
 )
 from rltransformers.core.values import members, named, numbers
 from rltransformers.data.behaviors import Behavior, Mixture, as_behavior, decides_by_itself
+from rltransformers.data.environments import VectorMode, VectorSource, spec_json, vector_source
 from rltransformers.data.rollout import bytes_of
 from rltransformers.data.trajectories import Leaves, Trajectories, join_trajectories
-from rltransformers.envs.make import construction, make_by
 from rltransformers.envs.play import steps as play
-from rltransformers.envs.vector import GymnasiumVecEnv
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Space = gym.Space[Any]
 
-VectorMode = Literal["sync", "async", "vector_entry_point"]
-"""How copies of an environment are stepped, see ``gymnasium.make_vec``."""
 ObservationPart = Sequence[int] | Mapping[str, Sequence[int] | None]
 
 FIRST_BYTES = 64 * 2**20
 """Of the arrays that a recording begins with; they double when they are full."""
-WATCHERS = ("stable_baselines3.common.monitor:Monitor",)
-"""Wrappers of one environment that change nothing, and that Gymnasium cannot make again: left out of specifications."""
-WATCHING_VECTORS = (FiniteVecEnv, VecMonitor, VecCheckNan, VecVideoRecorder, RecordEpisodeStatistics, RecordVideo)
-"""Wrappers of vector environments that change nothing."""
 LONGEST_FINISH = 10_000
 """Steps per environment for which an episode that runs when enough was recorded is carried on to its end."""
 
@@ -140,7 +119,7 @@ def record(
     check(progress, Callable[..., Any] | None, "progress")
     check(env_kwargs, Mapping[str, Any] | None, "env_kwargs")
     part = recorded if recorded is None or isinstance(recorded, ObservationView) else _part_of(recorded)
-    environments, owned = _vector_env(env, num_envs, dict(env_kwargs or {}), vectorization_mode)
+    environments, owned = vector_source(env, num_envs, dict(env_kwargs or {}), vectorization_mode)
     warn_of_statistics(environments.source)
     try:
         with guarding(environments.env) as environments.env:
@@ -161,7 +140,7 @@ def record(
             if episodes is not None or longest_episode is not None:
                 longest = longest_allowed(longest_episode, environments.single_spec)
             streams, spec = generators(seed), environments.single_spec
-            env_id, env_spec = spec.id if spec else None, _spec_json(environments)
+            env_id, env_spec = spec.id if spec else None, spec_json(environments)
             results: list[Trajectories] = []
             described: list[dict[str, Any]] = []
             for (weight, behaved), share in zip(parts, shares, strict=True):
@@ -211,7 +190,7 @@ def _layout(observation_space: Space, action_space: Space) -> Layout:
 class _Recording:
     """Rows of environments that go on, in arrays that double when they are full, cut into episodes at the end."""
 
-    def __init__(self, environments: "_Environments", behavior: Behavior, view: ObservationView) -> None:
+    def __init__(self, environments: VectorSource, behavior: Behavior, view: ObservationView) -> None:
         self.environments, self.behavior, self.view = environments, behavior, view
         self.layout = _layout(view.observation_space, environments.action_space)
         self.numbers = np.arange(environments.env.num_envs)
@@ -371,7 +350,7 @@ class _Recording:
         )
 
 
-def _check_fits(behavior: Behavior, environments: "_Environments") -> None:
+def _check_fits(behavior: Behavior, environments: VectorSource) -> None:
     """Raise ConfigError for a policy of other spaces, and where it and the environment would both normalize."""
     own: Any = getattr(behavior, "observation_space", None), getattr(behavior, "action_space", None)
     if all(isinstance(space, gym.Space) for space in own):  # as actors of this library have them
@@ -455,118 +434,3 @@ def _space_of_part(path: str, leaf: Space, indices: list[int] | None) -> Space:
     if isinstance(leaf, spaces.MultiDiscrete):
         return spaces.MultiDiscrete(leaf.nvec[indices], start=leaf.start[indices], dtype=leaf.dtype.type)
     return spaces.MultiBinary(len(indices))
-
-
-# Environments ------------------------------------------------------------
-
-
-class _Environments:
-    """Environments of either library as a ``VecEnv`` with the spaces of one environment, nested as behaviors see them.
-
-    Args:
-        source: a vector environment of Gymnasium or Stable-Baselines3.
-    """
-
-    def __init__(self, source: VectorEnv[Any, Any, Any] | VecEnv) -> None:
-        self.source = source
-        if isinstance(source, VecEnv):
-            self.env: VecEnv = source
-            leaves = observation_leaves(source.observation_space)
-            flattened = any("/" in path for path in leaves)  # of make_vec_env, which makes nested spaces flat
-            self.observation_space = space_from_leaves(leaves) if flattened else source.observation_space
-            self.spec = source.get_attr("spec")[0] if source.has_attr("spec") else None
-        else:
-            self.env = GymnasiumVecEnv(source, raw=True)
-            self.observation_space = source.single_observation_space
-            # Of one environment first: it knows its wrappers.
-            self.spec = getattr(source.unwrapped, "envs", [source])[0].spec or source.spec
-        self.action_space = self.env.action_space
-        self.single_spec = _single_spec(self.spec)
-
-    def nested(self, observation: Any) -> Any:
-        """A batch of observations, nested as the observation space."""
-        leaves = observation if isinstance(observation, dict) else {"": observation}
-        return nest_leaves(self.observation_space, leaves)
-
-    def last(self, infos: Sequence[Mapping[str, Any]], ended: Bools) -> Any:
-        """The last observations of the environments that ended an episode, as a nested batch."""
-        flat = self.env.observation_space
-        rows = [leaf_values(flat, infos[index]["terminal_observation"]) for index in np.flatnonzero(ended).tolist()]
-        leaves = {path: np.stack([np.asarray(row[path]) for row in rows]) for path in rows[0]}
-        return nest_leaves(self.observation_space, leaves)
-
-
-def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str | None) -> tuple[_Environments, bool]:
-    """The environments to play in, and whether they were made here."""
-    check(mode, VectorMode | None, "vectorization_mode")
-    is_id = isinstance(env, str | EnvSpec)
-    if (env_kwargs and not (is_id or callable(env))) or (mode is not None and not is_id):
-        raise ConfigError(
-            "env_kwargs apply to ids and functions that make an environment, vectorization_mode to ids alone"
-        )
-    if isinstance(env, VecEnv | VectorEnv):
-        return _Environments(env), False
-    if isinstance(env, gym.Env):
-        return _Environments(SyncVectorEnv([lambda: env])), False
-    count = check(num_envs, Environments, "num_envs")
-    if is_id:
-        spec = find_spec(env) if isinstance(env, str) else env
-        with construction(spec, env_kwargs):
-            return _Environments(gym.make_vec(spec, count, mode, **env_kwargs)), True
-    if callable(env):
-        copies = iter([make_by(env, env_kwargs) for _ in range(count)])
-        with construction(env, env_kwargs):
-            return _Environments(SyncVectorEnv([lambda: next(copies)] * count)), True
-    raise ConfigError(
-        f"cannot record in {type(env).__name__}; pass an id, a function, an environment or a vector of them"
-    )
-
-
-def _single_spec(spec: Any) -> Any:
-    """The spec of one environment: ``make_vec`` adds its own arguments, and those of vectors written as one program."""
-    if spec is None:
-        return None
-    single = copy.deepcopy(spec)
-    for key in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "autoreset_mode"):
-        single.kwargs.pop(key, None)
-    single.max_episode_steps = single.kwargs.pop("max_episode_steps", single.max_episode_steps)
-    single.additional_wrappers = tuple(each for each in single.additional_wrappers if each.entry_point not in WATCHERS)
-    return single
-
-
-def _spec_json(environments: _Environments) -> str | None:
-    """The specification as JSON; None, with a warning, where Gymnasium makes no environment of it, or not this one."""
-    spec = environments.single_spec
-    if spec is None:
-        return None
-    try:
-        wrong = _not_made_again(environments, spec)
-        if wrong is None:
-            return str(spec.to_json())
-    except (TypeError, ValueError) as error:  # made by a function, or with arguments that JSON does not know
-        wrong = one_line(error)
-    warnings.warn(
-        f"the recording of {spec.id} keeps no specification, so nothing can make its environment again: {wrong}",
-        UserWarning,
-        stacklevel=3,
-    )
-    return None
-
-
-def _not_made_again(environments: _Environments, spec: EnvSpec) -> str | None:
-    """What of the environments their ``spec`` does not make again; None where nothing is missing."""
-    if environments.spec is not None and environments.spec.kwargs.get("wrappers"):
-        return "make_vec put wrappers around each environment in a process of its own"
-    inner: Any = environments.source
-    while isinstance(inner, VecEnvWrapper | VectorWrapper):
-        if not isinstance(inner, WATCHING_VECTORS):
-            return f"the wrapper {type(inner).__name__} is around all environments together"
-        inner = inner.venv if isinstance(inner, VecEnvWrapper) else inner.env
-    for wrapper in spec.additional_wrappers:
-        if wrapper.kwargs is None:
-            return f"the wrapper {wrapper.name} does not keep its arguments (RecordConstructorArgs of gymnasium.utils)"
-    for place in (spec.entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)):
-        module, _, name = str(place).partition(":")
-        if module in sys.modules and not hasattr(sys.modules[module], name):
-            return f"the module {module} has no {name}, which was made inside of a function"
-    return None

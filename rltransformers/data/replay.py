@@ -336,12 +336,11 @@ class SegmentReplay:
 
     def prioritize(self, draw: Draw, priorities: Tensor) -> None:
         """Give drawn segments their new priorities; of a segment that was drawn twice the larger one counts."""
-        place = torch.from_numpy(draw.rows), torch.from_numpy(draw.segments % self.segments)
-        flat = place[0] * self.segments + place[1]
-        found = priorities.detach().cpu().float()
-        cleared = self.priorities.view(-1).index_fill(0, flat, 0.0)
-        self.priorities = cleared.scatter_reduce(0, flat, found, "amax").view_as(self.priorities)
-        self.largest_priority = max(self.largest_priority, float(found.max()))
+        places = torch.from_numpy(draw.rows * self.segments + draw.segments % self.segments)
+        values = priorities.detach().cpu().float()
+        cleared = self.priorities.view(-1).index_fill(0, places, 0.0)
+        self.priorities = cleared.scatter_reduce(0, places, values, "amax").view_as(self.priorities)
+        self.largest_priority = max(self.largest_priority, float(values.max()))
 
     # Files
 

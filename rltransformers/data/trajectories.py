@@ -157,17 +157,17 @@ class Trajectories:
             DataError: when no episode is given, one does not exist, or for what is neither numbers nor booleans.
         """
         try:
-            given = np.asarray(episodes)
+            numbers = np.asarray(episodes)
         except ValueError:  # rows of different lengths
-            given = np.array(None)
-        if given.dtype == bool and given.shape == (len(self),):
-            given = np.flatnonzero(given)
-        if given.size and given.dtype.kind not in "iu":
+            numbers = np.array(None)
+        if numbers.dtype == bool and numbers.shape == (len(self),):
+            numbers = np.flatnonzero(numbers)
+        if numbers.size and numbers.dtype.kind not in "iu":
             raise DataError(
                 f"{self.name}: episodes are selected by whole numbers, or by one boolean for each of the {len(self)}; "
                 f"got {shown(episodes)}"
             )
-        indices = given.reshape(-1).astype(np.int64)
+        indices = numbers.reshape(-1).astype(np.int64)
         if indices.size == 0:
             raise DataError(f"{self.name}: no episode is left after the selection; loosen it")
         if indices.min() < 0 or indices.max() >= len(self):
@@ -351,10 +351,7 @@ class Trajectories:
 
 
 def join_trajectories(
-    parts: Sequence[Trajectories],
-    name: str,
-    metadata: Mapping[str, Any] | None = None,
-    newest: int | None = None,
+    parts: Sequence[Trajectories], name: str, metadata: Mapping[str, Any] | None = None, newest: int | None = None
 ) -> Trajectories:
     """The episodes of all parts, one part after the other; those of a single part are not copied.
 

@@ -46,11 +46,7 @@ Several behaviors make a mixture; =WEIGHT behind one sets its share of the steps
     length.add_argument("--episodes", type=flag(Episodes), metavar="N", help="episodes, exactly that many")
     parser.add_argument("--dataset", required=True, metavar="NAME-vN", help="id of the new Minari dataset")
     parser.add_argument(
-        "--num-envs",
-        type=flag(Environments),
-        default=8,
-        metavar="N",
-        help="environments at once (default: 8)",
+        "--num-envs", type=flag(Environments), default=8, metavar="N", help="environments at once (default: 8)"
     )
     parser.add_argument("--seed", type=flag(Seed), default=0, help="same seed, same dataset (default: 0)")
     add_threads(parser, "1, or OMP_NUM_THREADS where it is set")

@@ -30,10 +30,7 @@ bootstrap interval over episodes, episode length, and success rate and normalize
     )
     parser.add_argument("folder", metavar="RUN", help="run folder")
     parser.add_argument(
-        "--episodes",
-        type=flag(Episodes),
-        metavar="N",
-        help="episodes, per target return (default: of the config)",
+        "--episodes", type=flag(Episodes), metavar="N", help="episodes, per target return (default: of the config)"
     )
     parser.add_argument(
         "--target-return",
