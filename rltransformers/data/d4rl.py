@@ -191,23 +191,30 @@ def trajectories_from_d4rl(
     rows = len(rewards)
     if rows == 0:
         raise DataError(f"{name}: holds no rows")
-    terminals = _flags(given["terminations"], f"{name}: {names['terminations']}")
-    timeouts = _flags(given["truncations"], f"{name}: {names['truncations']}") if "truncations" in given else None
-    observations = _leaves(observation_space, given["observations"], f"{name}: {names['observations']}")
-    actions = _leaves(action_space, given["actions"], f"{name}: {names['actions']}")
-    following = None
-    if "next_observations" in given:
-        following = _leaves(observation_space, given["next_observations"], f"{name}: {names['next_observations']}")
-    columns = {names["terminations"]: terminals} | ({} if timeouts is None else {names["truncations"]: timeouts})
-    columns |= {f"observations {path}": leaf for path, leaf in observations.items()}
-    columns |= {f"actions {path}": leaf for path, leaf in actions.items()}
-    columns |= {f"next_observations {path}": leaf for path, leaf in (following or {}).items()}
-    for key, values in columns.items():
-        if len(values) != rows:
-            raise DataError(
-                f"{name}: {key.strip()} has {len(values)} rows, rewards have {rows}; the file is incomplete"
-            )
 
+    def check_rows(key: str, values: Any) -> None:
+        if len(values) != rows:
+            raise DataError(f"{name}: {key} has {len(values)} rows, rewards have {rows}; the file is incomplete")
+
+    def marks(key: str) -> npt.NDArray[np.bool_]:
+        values = _array(given[key], where := f"{name}: {names[key]}")
+        with naming(where):
+            values = column(flags(values))
+        check_rows(names[key], values)
+        return values
+
+    def leaves(key: str, space: gym.Space[Any]) -> dict[str, Any]:
+        with naming(f"{name}: {names[key]} do not fit the space:"):
+            arrays = leaf_values(space, given[key])
+        arrays = {path: _array(leaf, leaf_name(f"{name}: {names[key]}", path)) for path, leaf in arrays.items()}
+        for path, leaf in arrays.items():
+            check_rows(f"{key} {path}".strip(), leaf)
+        return arrays
+
+    terminals = marks("terminations")
+    timeouts = marks("truncations") if "truncations" in given else None
+    observations, actions = leaves("observations", observation_space), leaves("actions", action_space)
+    following = leaves("next_observations", observation_space) if "next_observations" in given else None
     ends = terminals if timeouts is None else terminals | timeouts
     resets = np.zeros(rows, bool) if following is None else _discontinuities(observations, following)
     if options.split_on_discontinuity:
@@ -241,12 +248,6 @@ def trajectories_from_d4rl(
     return writer.finish(guesses=guesses, metadata={"format": source})
 
 
-def _leaves(space: gym.Space[Any], values: Any, where: str) -> dict[str, Any]:
-    with naming(f"{where} do not fit the space:"):
-        leaves = leaf_values(space, values)
-    return {path: _array(leaf, leaf_name(where, path)) for path, leaf in leaves.items()}
-
-
 def _array(values: Any, where: str) -> Any:
     """Rows of numbers; HDF5 arrays as they are, so that they are read in chunks."""
     with naming(where):
@@ -257,12 +258,6 @@ def _array(values: Any, where: str) -> Any:
     if len(values.shape) == 0:
         raise DataError(f"{where} is a single number, one row per step is needed")
     return values
-
-
-def _flags(values: Any, where: str) -> npt.NDArray[np.bool_]:
-    values = _array(values, where)
-    with naming(where):
-        return column(flags(values))
 
 
 def _discontinuities(observations: Mapping[str, Any], following: Mapping[str, Any]) -> npt.NDArray[np.bool_]:

@@ -59,7 +59,8 @@ class CompiledStep:
             CompileError: when this machine cannot compile it; eager mode works.
         """
         batch_of(inputs, state, shared)
-        for name, tensor in (inputs | state | _tensors_of(module)).items():
+        own = dict(module.named_parameters()) | dict(module.named_buffers())
+        for name, tensor in (inputs | state | own).items():
             if not tensor.is_cpu:
                 raise ConfigError(f"a compiled step computes on the CPU, but {name} is on {tensor.device}; move it")
         outputs = check_step(module, inputs, state)
@@ -181,10 +182,6 @@ def _let_go(linked: Tensors) -> None:
     for weight in linked.values():
         weight.data = weight.new_empty(0)
     linked.clear()
-
-
-def _tensors_of(module: nn.Module) -> Tensors:
-    return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
 def _kind(tensor: Tensor) -> tuple[object, ...]:

@@ -156,7 +156,7 @@ class _InPlace(nn.Module):
 
 
 def in_place_program(
-    module: nn.Module, inputs: Tensors, state: Tensors, *, shared: Collection[str] = (), strict: bool = False
+    module: nn.Module, inputs: Tensors, state: Tensors, *, shared: Collection[str] = ()
 ) -> ExportedProgram:
     """The step as a program of any batch size that writes the states in place and returns the outputs.
 
@@ -166,7 +166,7 @@ def in_place_program(
     names, states = sorted(inputs), sorted(state)
     tensors = tuple((inputs | state)[name].clone() for name in [*names, *states])
     axes = tuple(_axes(name, tensor, shared) for name, tensor in zip([*names, *states], tensors, strict=True))
-    return _traced(_InPlace(module, names, states).eval(), tensors, (axes,), strict)
+    return _traced(_InPlace(module, names, states).eval(), tensors, (axes,), strict=False)
 
 
 def pure_program(
