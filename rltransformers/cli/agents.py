@@ -248,17 +248,8 @@ class OnlineRunAgent(RunAgent):
             self._environments.append(env)
             self._check_spaces(env)
             if statistics is not None:
-                env = VecNormalize(
-                    env,
-                    training=False,
-                    norm_obs=statistics.norm_obs,
-                    norm_reward=statistics.norm_reward,
-                    clip_obs=statistics.clip_obs,
-                    clip_reward=statistics.clip_reward,
-                    gamma=statistics.gamma,
-                    epsilon=statistics.epsilon,
-                    norm_obs_keys=statistics.norm_obs_keys,
-                )
+                same = ("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
+                env = VecNormalize(env, training=False, **{name: getattr(statistics, name) for name in same})
             self._evaluation_env = env
         if statistics is not None:
             sync_envs_normalization(statistics, self._evaluation_env)
@@ -381,11 +372,7 @@ class OfflineRunAgent(RunAgent):
             self.model.learn_online(
                 environment.id,
                 max(online.timesteps - self.model.online_timesteps, 0),
-                exploration_return=online.exploration_return,
-                exploration_noise=online.exploration_noise,
-                replay_episodes=online.replay_episodes,
-                updates_per_episode=online.updates_per_episode,
-                num_envs=online.num_envs,
+                **{name: value for name, value in vars(online).items() if name != "timesteps"},
                 env_kwargs=environment.kwargs,
                 wrappers=environment.wrappers,
                 longest_episode=self.config.evaluation.longest_episode,

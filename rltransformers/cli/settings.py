@@ -94,13 +94,12 @@ def all_settings() -> tuple[Setting, ...]:
 
 @cache
 def _settings(registered: frozenset[tuple[str, str]]) -> tuple[Setting, ...]:
-    entries: list[dict[str, Any]] = _catalogue(registered)["settings"]
     known = [each.name for each in fields(Setting)]
-    made: list[Setting] = []
-    for entry in entries:
-        values: dict[str, Any] = {name: value for name, value in entry.items() if name in known}
-        made.append(Setting(**values | {name: tuple(entry.get(name, ())) for name in ("agents", "names")}))
-    return tuple(made)
+    entries: list[dict[str, Any]] = [
+        {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items() if name in known}
+        for entry in _catalogue(registered)["settings"]
+    ]
+    return tuple(Setting(**entry) for entry in entries)
 
 
 def find_settings(prefix: str = "", agent: str | None = None) -> list[Setting]:

@@ -52,23 +52,20 @@ def check_file(path: str | os.PathLike[str]) -> None:
 
     def fault(name: bytes, link: Any) -> str | None:
         try:
-            return _fault(name, link)
+            if link.type != h5l.TYPE_HARD:
+                return f"{name.decode()!r} is a link to another file or name; only data inside the file are read"
+            array = h5o.open(file.id, name)
+            if not isinstance(array, h5d.DatasetID):
+                return None
+            how, stored = array.get_create_plist(), array.get_storage_size()
+            if how.get_external_count() or how.get_layout() == h5d.VIRTUAL:
+                return f"{name.decode()!r} has its values in other files; only data inside the file are read"
+            chunk = math.prod(how.get_chunk()) if how.get_layout() == h5d.CHUNKED else 0
+            stated = max(math.prod(array.shape or ()), chunk) * array.get_type().get_size()
+            if stated > ALWAYS_READ + MAX_INFLATION * stored:
+                return f"{name.decode()!r} states {stated:,} bytes and stores {stored:,}; it would exhaust memory"
         except Exception as error:  # raised in here it would be lost, or end in a SystemError
             return f"{name!r} is damaged ({error_line(error)}); download the file again"
-
-    def _fault(name: bytes, link: Any) -> str | None:
-        if link.type != h5l.TYPE_HARD:
-            return f"{name.decode()!r} is a link to another file or name; only data inside the file are read"
-        array = h5o.open(file.id, name)
-        if not isinstance(array, h5d.DatasetID):
-            return None
-        how, stored = array.get_create_plist(), array.get_storage_size()
-        if how.get_external_count() or how.get_layout() == h5d.VIRTUAL:
-            return f"{name.decode()!r} has its values in other files; only data inside the file are read"
-        chunk = math.prod(how.get_chunk()) if how.get_layout() == h5d.CHUNKED else 0
-        stated = max(math.prod(array.shape or ()), chunk) * array.get_type().get_size()
-        if stated > ALWAYS_READ + MAX_INFLATION * stored:
-            return f"{name.decode()!r} states {stated:,} bytes and stores {stored:,}; it would exhaust memory"
         return None
 
     with h5py.File(path, "r") as file:
