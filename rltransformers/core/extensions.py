@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from rltransformers.core.errors import CheckpointError, error_line
-from rltransformers.core.ranges import fits, shown
+from rltransformers.core.ranges import describe, fits, shown
 
 if TYPE_CHECKING:
     from rltransformers.core.spec import Spec
@@ -109,8 +109,9 @@ def require_extensions(stored: Any, source: str) -> None:
     Raises:
         CheckpointError: names the module to import, or the distribution to install.
     """
-    if not fits(stored, list[Mapping[str, str]]):
-        raise CheckpointError(f"{source} is damaged: it names its mechanisms as {shown(stored)}")
+    kind = list[Mapping[str, str]]
+    if not fits(stored, kind):
+        raise CheckpointError(f"{source}: mechanisms must be {describe(kind)}, got {shown(stored)}")
     for entry in stored:
         axis, name, module, distribution = (entry.get(key, "") for key in ("axis", "name", "module", "distribution"))
         if find_mechanism(axis, name) is None:
