@@ -156,10 +156,10 @@ class Sharing:
         """The rows of all processes behind each other; each holds equally many. Without gradient."""
         if self.is_single:
             return tree
-        packed, layout = _packed(tree)
+        packed = _packed(tree)
         result = packed.new_empty((self.size * len(packed), packed.shape[1]))
         self._communicate(lambda: dist.all_gather(list(result.chunk(self.size)), packed), packed)
-        return _unpacked(result, layout)
+        return _unpacked(result, tree)
 
     def gather(self, tree: Tree, takers: Tensor) -> Tree:
         """Rows of all processes in common order: row i is the next one of process ``takers[i]``.
@@ -168,7 +168,7 @@ class Sharing:
         """
         if self.is_single:
             return tree
-        packed, layout = _packed(tree)
+        packed = _packed(tree)
         counts = takers.bincount(minlength=self.size)
         room = packed.new_zeros((int(counts.max()), packed.shape[1]))
         room[: len(packed)] = packed
@@ -176,9 +176,13 @@ class Sharing:
         self._communicate(lambda: dist.all_gather(parts, room), room)
         behind = torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)])
         order = takers.argsort(stable=True)
-        result = _unpacked(behind[order.argsort().to(behind.device)], layout)
-        own = (takers == self.rank).nonzero().flatten()
-        return _joined(result, tree, own)
+        result = _unpacked(behind[order.argsort().to(behind.device)], tree)
+        rows = (takers == self.rank).nonzero().flatten()
+
+        def join(own: Tensor, leaf: Tensor) -> Tensor:
+            return leaf.index_copy(0, rows.to(own.device), own) if own.requires_grad else leaf
+
+        return _map(join, tree, result)
 
     def assign(self, owners: Tensor) -> Tensor:
         """Who takes each of the things that processes ``owners`` hold: all take equally many, own ones first."""
@@ -197,27 +201,27 @@ class Sharing:
         """The rows that this process takes, in common order, of all that processes ``owners`` hold in that order."""
         if self.is_single:
             return tree
-        packed, layout = _packed(tree)
+        packed = _packed(tree)
         going, coming = takers[owners == self.rank], owners[takers == self.rank]
         sent = packed[going.argsort(stable=True).to(packed.device)]
         result = packed.new_empty((len(coming), packed.shape[1]))
         received, handed = (each.bincount(minlength=self.size).tolist() for each in (coming, going))
         self._communicate(lambda: dist.all_to_all_single(result, sent, received, handed), sent[handed[self.rank] :])
-        return _unpacked(result[coming.argsort(stable=True).argsort().to(result.device)], layout)
+        return _unpacked(result[coming.argsort(stable=True).argsort().to(result.device)], tree)
 
     def to_leader(self, tree: Tree) -> Tree:
         """On process 0 the rows of all behind each other, each of which holds equally many; elsewhere the own ones."""
         if self.is_single:
             return tree
-        if isinstance(tree, Mapping):
-            return {name: self.to_leader(part) for name, part in tree.items()}
-        if tree is None:
-            return None
-        own = tree.detach().cpu()
-        packed, layout = _packed(own)
-        parts = [torch.empty_like(packed) for _ in range(self.size)] if self.is_leader else None
-        self._communicate(lambda: dist.gather(packed, parts, 0), packed)
-        return own if parts is None else _unpacked(torch.cat(parts), layout)
+
+        def hand_over(leaf: Tensor) -> Tensor:
+            own = leaf.detach().cpu()
+            packed = _packed(own)
+            parts = [torch.empty_like(packed) for _ in range(self.size)] if self.is_leader else None
+            self._communicate(lambda: dist.gather(packed, parts, 0), packed)
+            return own if parts is None else _unpacked(torch.cat(parts), own)
+
+        return _map(hand_over, tree)
 
     def check(self, readout: object, *batches: int) -> None:
         """Raise ConfigError for what several processes cannot train.
@@ -360,55 +364,37 @@ def _start(store: Store, rank: int, size: int) -> str:
 # Rows as bytes: one message for tensors of any types ---------------------------------------------------------
 
 
-def _leaves(tree: Tree) -> list[Tensor]:
+def _map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """``function`` of every tensor of a tree, and of those that ``others`` have in its place."""
     if isinstance(tree, Mapping):
-        return [leaf for part in tree.values() for leaf in _leaves(part)]
-    return [] if tree is None else [tree]
+        return {name: _map(function, part, *(other[name] for other in others)) for name, part in tree.items()}
+    return None if tree is None else function(tree, *others)
 
 
-def _packed(tree: Tree) -> tuple[Tensor, Tree]:
-    """The rows of all leaves as bytes [rows, width], and what they are."""
-    rows = [
-        leaf.detach().reshape(len(leaf), _width(leaf)).contiguous().view(torch.uint8)
-        for leaf in _leaves(tree)
-        if _width(leaf)
-    ]
-    return torch.cat(rows, 1), tree
+def _packed(tree: Tree) -> Tensor:
+    """The rows of all tensors as bytes [rows, width]."""
+    rows: list[Tensor] = []
+
+    def pack(leaf: Tensor) -> None:
+        if numbers := math.prod(leaf.shape[1:]):
+            rows.append(leaf.detach().reshape(len(leaf), numbers).contiguous().view(torch.uint8))
+
+    _map(pack, tree)
+    return torch.cat(rows, 1)
 
 
 def _unpacked(packed: Tensor, like: Tree) -> Tree:
     """The inverse of ``_packed`` for any number of rows."""
-    leaves, column = [], 0
-    for leaf in _leaves(like):
-        width = _width(leaf) * leaf.itemsize
-        part = packed[:, column : column + width].contiguous()
-        leaves.append(part.view(leaf.dtype).view(len(packed), *leaf.shape[1:]))
-        column += width
-    return _filled(like, iter(leaves))
+    end = 0
 
+    def unpack(leaf: Tensor) -> Tensor:
+        nonlocal end
+        begin, end = end, end + math.prod(leaf.shape[1:]) * leaf.itemsize
+        return packed[:, begin:end].contiguous().view(leaf.dtype).view(len(packed), *leaf.shape[1:])
 
-def _width(leaf: Tensor) -> int:
-    """Numbers of a row."""
-    return math.prod(leaf.shape[1:])
-
-
-def _filled(like: Tree, leaves: Iterator[Tensor]) -> Tree:
-    if isinstance(like, Mapping):
-        return {name: _filled(part, leaves) for name, part in like.items()}
-    return None if like is None else next(leaves)
-
-
-def _joined(result: Tree, own: Tree, rows: Tensor) -> Tree:
-    """``result`` with the own rows in place, through which gradient flows."""
-    if isinstance(own, Mapping):
-        return {name: _joined(result[name], part, rows) for name, part in own.items()}
-    if own is None or not own.requires_grad:
-        return result
-    return result.index_copy(0, rows.to(own.device), own)
+    return _map(unpack, like)
 
 
 def rows_of(tree: Tree, rows: slice | Tensor) -> Tree:
     """Rows of every tensor."""
-    if isinstance(tree, Mapping):
-        return {name: rows_of(part, rows) for name, part in tree.items()}
-    return None if tree is None else tree[rows]
+    return _map(lambda leaf: leaf[rows], tree)
