@@ -721,7 +721,7 @@ def test_an_interrupted_writing_leaves_nothing(minari_root: Path, monkeypatch: p
     def interrupt(*_: object) -> io.BytesIO:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rltransformers.data.minari._nested", interrupt)
+    monkeypatch.setattr("rltransformers.data.minari._groups", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_minari(load_trajectories(coded_episodes()), "coded/broken-v0")
     assert [path.name for path in minari_root.iterdir()] == [".coded%broken-v0.lock"]
