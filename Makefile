@@ -37,7 +37,7 @@ test-oldest:
 test-third-party: $(VENV)/.installed-dev
 	@echo "Installing the packages of others that are compared with, about 1 GB ..."
 	@$(PIP_INSTALL) -e ".[third-party]"
-	$(ONE_THREAD) $(BIN)/python scripts/third_party.py
+	$(ONE_THREAD) $(BIN)/python tests/_tools/third_party.py
 
 check: $(VENV)/.installed-dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
@@ -57,9 +57,9 @@ $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(BIN)/pip
 	@$(PIP_INSTALL) -e ".[dev]"
 	@touch $(VENV)/.installed $@
 
-build/oldest.txt: pyproject.toml scripts/oldest.py | $(BIN)/pip
+build/oldest.txt: pyproject.toml tests/_tools/oldest.py | $(BIN)/pip
 	@mkdir -p $(@D)
-	@$(BIN)/python scripts/oldest.py > $@
+	@$(BIN)/python tests/_tools/oldest.py > $@
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -30,7 +30,7 @@ VERDICTS = {"True": "yes", "False": "**no**", "": ""}
 
 @dataclass(frozen=True)
 class Command:
-    """One benchmark: a function of a module in scripts/benchmarks that yields rows as they are measured."""
+    """One benchmark: a function of a module in benchmarks that yields rows as they are measured."""
 
     module: str
     function: str
@@ -125,12 +125,12 @@ def run(name: str, repetitions: int, threads: int | None) -> int:
     import torch
 
     torch.set_num_threads(threads)
-    from scripts.benchmarks.harness import Row, report
-    from scripts.benchmarks.laws import require_green
+    from benchmarks.harness import Row, report
+    from benchmarks.laws import require_green
 
     require_green(command.laws)
 
-    module = importlib.import_module(f"scripts.benchmarks.{command.module}")
+    module = importlib.import_module(f"benchmarks.{command.module}")
     measure: Callable[..., Iterator[Row]] = getattr(module, command.function)
     report(name, measure(repetitions=repetitions))
     return 0

@@ -14,4 +14,4 @@ if ! command -v "$python" >/dev/null; then
     make .venv/.installed-dev
   fi
 fi
-OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} exec timeout --signal=INT --kill-after=10 560 "$python" -m scripts.benchmarks.gpu "$@"
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} exec timeout --signal=INT --kill-after=10 560 "$python" -m benchmarks.gpu "$@"

@@ -22,17 +22,17 @@ from rltransformers.cli.engines import Engine, Order, carry_out, engine_of  # no
 from rltransformers.cli.trust import Program, collect_programs, programs, require_trust  # noqa: E402
 from rltransformers.core.errors import ConfigError, DataError, MissingExtraError  # noqa: E402
 from scripts.benchmark import positive  # noqa: E402
-from scripts.results import cell as cells  # noqa: E402
-from scripts.results import report  # noqa: E402
-from scripts.results.aims import number  # noqa: E402
-from scripts.results.suites import Cell, Suite, chosen, read_suite  # noqa: E402
-from scripts.results.table import Row, current, differences, locked, matches, read_rows, record  # noqa: E402
+from zoo import cell as cells  # noqa: E402
+from zoo import report  # noqa: E402
+from zoo.aims import number  # noqa: E402
+from zoo.suites import Cell, Suite, chosen, read_suite  # noqa: E402
+from zoo.table import Row, current, differences, locked, matches, read_rows, record  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 RUNS = ROOT / "runs" / "results"
 SUITES = ROOT / "configs" / "suites"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-CELL = ("-m", "scripts.results.cell")
+CELL = ("-m", "zoo.cell")
 LOG_LINES = 15
 
 

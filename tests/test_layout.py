@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.oldest import oldest
+from tests._tools.oldest import oldest
 
 ROOT = Path(__file__).resolve().parent.parent
 MAP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -70,7 +70,7 @@ def test_what_users_install_has_one_oldest_version() -> None:
 def test_every_extra_is_named_by_what_needs_it() -> None:
     """By code that asks for it, or by the extra of those who run the tests."""
     project = (ROOT / "pyproject.toml").read_text()
-    folders = ("rltransformers", "envs", "agents", "scripts")
+    folders = ("rltransformers", "envs", "agents", "scripts", "zoo", "benchmarks", "docs/_tools")
     code = project + "".join(path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
     extras = set(tomllib.loads(project)["project"]["optional-dependencies"]) - {"dev", "third-party"}
     forms = ("[{}]", ', "{}")', 'EXTRA = "{}"')

@@ -103,7 +103,8 @@ def test_the_package_is_imported_from_the_wheel_and_the_bare_names_do_not_exist(
     program = """
 import importlib.util, rltransformers, rltransformers.agents, rltransformers.configs, rltransformers.envs
 print(rltransformers.__file__)
-print([name for name in ("agents", "configs", "envs", "scripts") if importlib.util.find_spec(name)])
+bare = ("agents", "configs", "envs", "scripts", "zoo", "benchmarks")
+print([name for name in bare if importlib.util.find_spec(name)])
 """
     file, bare_names = installed.run("python", "-c", program).splitlines()
     assert Path(file).is_relative_to(installed.scripts.parent)

@@ -1,7 +1,7 @@
 """What the command line says about mechanisms and settings: entries of its catalogue, as JSON values.
 
-``scripts/update_docs.py`` writes those of this package to ``catalogue.json``; those of registered mechanisms are made
-when they are asked for.
+``docs/_tools/update_docs.py`` writes those of this package to ``catalogue.json``; those of registered mechanisms are
+made when they are asked for.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Every setting of a run by its dotted key: what it takes, its default, and the right key for a wrong one.
 
-It is read from ``catalogue.json``, which ``scripts/update_docs.py`` writes from annotations and docstrings, so that
+It is read from ``catalogue.json``, which ``docs/_tools/update_docs.py`` writes from annotations and docstrings, so that
 help, suggestions and the completion of a shell need neither torch nor Stable-Baselines3. Registered mechanisms of other
 packages are added to it.
 """

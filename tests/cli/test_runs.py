@@ -54,9 +54,9 @@ from rltransformers.training.runs.experiment import (
     read_experiment,
 )
 from rltransformers.training.runs.run_folder import RunFolder
-from scripts.kill_runs import compare
 from tests.agents.tiny_envs import AnySpace
 from tests.export.stand_in import StandIn
+from tests.kills.kill_runs import compare
 
 ROOT = Path(__file__).parents[2]
 BACKBONE = {"width": 8, "layers": 2, "heads": 2}

@@ -213,7 +213,7 @@ def run_command(words: Sequence[str]) -> None:
             code = int(end.code or 0)
         if code:
             raise ValueError(f"{shlex.join(words)} ended with {code}")
-    elif program == "python" and arguments[0].startswith("scripts/"):
+    elif program == "python" and arguments[0].startswith(("scripts/", "docs/_tools/", "benchmarks/", "tests/")):
         check_script(arguments[0], arguments[1:])
     elif program == "python" and arguments[0] == "-m" and arguments[1].startswith("rltransformers."):
         check_arguments(f"{arguments[1]}.__main__", arguments[2:])

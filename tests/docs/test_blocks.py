@@ -67,7 +67,7 @@ def test_what_does_not_run_is_rare_and_has_a_reason() -> None:
         ("```sh\nrltransformers train no_such_config\n```", "ended with 2"),
         ("```sh\nrltransformers list --no-such-option\n```", "ended with 2"),
         ("```sh\npython scripts/no_such_script.py\n```", "there is no scripts/no_such_script.py"),
-        ("```sh\npython scripts/update_docs.py --chek\n```", "refuses --chek"),
+        ("```sh\npython docs/_tools/update_docs.py --chek\n```", "refuses --chek"),
         ("```sh\npython -m rltransformers.conformance --agnet x\n```", "refuses --agnet x"),
         ("<!-- test: where torch is installed -->\n```python\nprint(unknown)\n```", "page.md:2: NameError"),
         ("```sh\nmake no_such_target\n```", "no_such_target"),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from docs._tools import update_docs
 from rltransformers.cli.main import build_parser
-from scripts import update_docs
 from tests.docs.blocks import ROOT
 
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")})
@@ -62,7 +62,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
 def test_paths_in_configs_and_code_name_files_that_exist() -> None:
     named = [
         (path, name)
-        for folder in ("configs", "rltransformers", "scripts", "agents", "envs")
+        for folder in ("configs", "rltransformers", "scripts", "zoo", "benchmarks", "agents", "envs")
         for path in (ROOT / folder).rglob("*.*")
         if path.suffix in (".py", ".yaml")
         for name in re.findall(r"docs/\w[\w/]*(?:\.\w+)?", path.read_text())

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import rltransformers
-from scripts import docs_site, notebooks
+from docs._tools import docs_site, notebooks
 from tests.docs.blocks import ROOT, blocks_of
 from tests.docs.test_links import LINK, PAGES, prose
 

@@ -1,0 +1,111 @@
+"""What the benchmarks compute from their measurements; the measurements themselves are not tested."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from benchmarks import harness, laws
+from benchmarks.harness import Pair, absolute, interleave, meets
+from rltransformers.core.errors import ConfigError
+from rltransformers.laws import counting
+from scripts import benchmark
+
+
+def test_ratios_are_of_neighboring_runs_and_their_median_decides() -> None:
+    row = Pair(ours=[1.0, 2.0, 4.0], peer=[3.0, 5.0, 2.0]).row("a", "b", "ms", "peer", ">= 2", scale=1e3)
+    assert (row.ours, row.peer) == (2000.0, 3000.0)
+    assert (row.ratio, row.low, row.high, row.repetitions) == (2.5, 0.5, 3.0, 3)
+    assert row.met
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "expected"), [(2.0, ">= 2", True), (1.9, ">= 2", False), (2.1, "<= 2", False), (9.0, "", None)]
+)
+def test_a_target_bounds_from_one_side(value: float, target: str, expected: bool | None) -> None:
+    assert meets(value, target) is expected
+
+
+def test_both_sides_run_in_turn_and_warm_up_does_not_count() -> None:
+    order: list[str] = []
+
+    def side(name: str, seconds: float) -> float:
+        order.append(name)
+        return seconds
+
+    pair = interleave(lambda: side("a", 1.0), lambda: side("b", 2.0), repetitions=2, warmup=1)
+    assert order == ["a", "b"] * 3
+    assert (pair.ours, pair.peer) == ([1.0, 1.0], [2.0, 2.0])
+
+
+def test_tables_show_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    rows = [
+        Pair([0.1], [0.25]).row("loop", "sizes | more", "ms", "peer", ">= 3", scale=1e3),
+        absolute("storage", "sizes", "MB", [123400.0], "<= 200000"),
+        absolute("aside", "sizes", "MB", [1.0, 2.0, 3.0]),
+    ]
+    harness.report("gtrxl-loop", rows)
+    assert "NOT MET" in capsys.readouterr().out
+    with (tmp_path / "gtrxl-loop.csv").open(newline="") as file:
+        assert [row["name"] for row in csv.DictReader(file)] == ["loop", "storage", "aside"]
+    whole, short = benchmark.summary(tmp_path), benchmark.targets(tmp_path)
+    assert whole[2] == "| loop | sizes / more | 100 ms | 250 (peer) | 2.5 | >= 3 | **no** |"
+    assert whole[4] == "| aside | sizes | 2 MB [1, 3] |  |  |  |  |"
+    assert [line.split(" | ")[0] for line in short[2:]] == ["| loop", "| storage"]
+    assert "123,400 MB" in short[3]
+    assert short[0] == "| row | ours | baseline | ratio [range] | target | met |"
+    assert benchmark.targets(tmp_path, ["storage"]) == [*short[:2], short[3]]
+    with pytest.raises(ConfigError, match="no row 'aside' with a target"):
+        benchmark.targets(tmp_path, ["aside"])
+
+
+def test_no_figures_are_named_as_such(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no figures"):
+        benchmark.summary(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
+def test_counts_below_one_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        benchmark.main(["gtrxl-loop", "--repetitions", text])
+    assert "at least 1" in capsys.readouterr().err
+
+
+def test_fused_attention_and_products_in_place_are_counted() -> None:
+    q, k = torch.randn(1, 2, 8, 4), torch.randn(1, 2, 16, 4)
+    fused, _ = counting.cost(lambda: F.scaled_dot_product_attention(q, k, k))
+    assert fused == 2 * 2 * (2 * 8 * 16 * 4)
+    in_place, _ = counting.cost(lambda: torch.zeros(2, 3, 5).baddbmm_(torch.randn(2, 3, 4), torch.randn(2, 4, 5)))
+    assert in_place == 2 * 2 * 3 * 4 * 5
+
+
+def test_kept_bytes_count_each_storage_once() -> None:
+    x = torch.randn(100, requires_grad=True)
+    _, kept = counting.cost(lambda: x * x)
+    assert kept == x.nbytes
+    assert math.isclose(counting.cost(lambda: (x * 2).exp())[1], x.nbytes)
+
+
+@pytest.mark.slow
+def test_laws_count_for_every_name_of_their_case(tmp_path: Path) -> None:
+    suite = tmp_path / "test_laws.py"
+    cases = '["mixer:linear=preset:one-0", "mixer:softmax=preset:two-1"]'
+    suite.write_text(f"""import pytest
+@pytest.mark.parametrize("n", [0, 1], ids={cases})
+def test_law(n): assert n == 0
+""")
+    assert laws.outcomes(["preset:one", "preset:two", "mixer:linear", "mixer:rare"], suite) == {
+        "preset:one": {"test_law": True}, "preset:two": {"test_law": False}, "mixer:linear": {"test_law": True},
+        "mixer:rare": {},
+    }  # fmt: skip
+
+
+def test_a_package_that_is_not_installed_has_no_version() -> None:
+    assert list(harness.versions(["no-such-package-at-all", "torch"])) == ["torch"]

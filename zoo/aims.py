@@ -1,0 +1,148 @@
+"""Whether the runs of a task reach what it aims at: each aim as text, what they got, and yes, no or open."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from rltransformers.functional.statistics import iqm, stratified_bootstrap
+from zoo.suites import Aim, Suite, Task
+from zoo.table import Row, score_of
+
+Runs = Mapping[str, Sequence[Row]]
+"""Rows of a task by variant, every variant present."""
+
+WORDS = {True: "yes", False: "no", None: "open"}
+"""Words for an aim that is met, is not, or waits for runs."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An aim, what the runs got, and whether it is met; None as long as runs are missing."""
+
+    aim: str
+    got: str
+    met: bool | None
+
+    @property
+    def word(self) -> str:
+        """For a table."""
+        return f"**{WORDS[self.met]}**" if self.met is False else WORDS[self.met]
+
+
+def judge(suite: Suite, name: str, runs: Runs) -> list[Verdict]:
+    """One verdict per aim of the task ``name``."""
+    task = suite.tasks[name]
+    planned = {variant: len(suite.variant_seeds(name, variant)) for variant in task.variants}
+    return [verdict(task, aim, runs, planned) for aim in task.aims]
+
+
+def verdict(task: Task, aim: Aim, runs: Runs, planned: Mapping[str, int]) -> Verdict:
+    """Judge one aim; ``planned`` says how many runs each variant is to have."""
+    variant = aim.variant or task.method
+    words, rows = text(task, aim, planned[variant]), runs[variant]
+    missing = max(planned[variant] - len(rows), 0)
+    if not rows:
+        return Verdict(words, "", None)
+    if aim.score == "rising":
+        means = [
+            float(iqm([score_of(row.results, task.score, target) for row in rows])) for target in _targets(aim, rows)
+        ]
+        met = all(_below(low, high) for low, high in pairwise(means))
+        return Verdict(words, ", ".join(number(mean) for mean in means), None if missing else met)
+    scores = [_score(task, aim, row) for row in rows]
+    if aim.seeds is not None:
+        good = sum(_within(aim, score) for score in scores)
+        open_ = good < aim.seeds <= good + missing
+        return Verdict(words, f"{good} of {len(scores)}", None if open_ else good >= aim.seeds)
+    if aim.above is not None or aim.over is not None:
+        other = aim.above or aim.over
+        assert other is not None
+        missing += max(planned[other] - len(runs[other]), 0)
+        if not runs[other]:
+            return Verdict(words, "", None)
+        return _compared(words, aim, scores, [_score(task, aim, row) for row in runs[other]], bool(missing))
+    got = float(iqm(scores))
+    return Verdict(words, number(got), None if missing else _within(aim, got))
+
+
+def _compared(words: str, aim: Aim, scores: Sequence[float], others: Sequence[float], missing: bool) -> Verdict:
+    if aim.over is not None:
+        ours, theirs = float(iqm(scores)), float(iqm(others))
+        if theirs < 0 or ours < 0:
+            return Verdict(words, "no ratio of negative scores", False)
+        ratio = ours / theirs if theirs else math.inf
+        return Verdict(words, f"{number(ratio)} ×", None if missing else _within(aim, ratio))
+    (low, _), (_, high) = interval(scores), interval(others)
+    apart = _below(high, low)
+    got = f"{number(low)} {'>' if apart else '≤'} {number(high)}"
+    return Verdict(words, got, None if missing else apart)
+
+
+def text(task: Task, aim: Aim, planned: int) -> str:
+    """An aim in words."""
+    who = f"{aim.variant}: " if aim.variant not in (None, task.method) else ""
+    if aim.target is not None:
+        who += f"asked {number(aim.target)}: "
+    if aim.transfer is not None:
+        who += f"{aim.transfer}: "
+    if aim.above is not None:
+        return f"{who}above {aim.above}, intervals apart"
+    if aim.score == "rising":
+        ends = f" from {number(min(aim.targets))} to {number(max(aim.targets))}" if aim.targets else ""
+        return f"{who}{task.score} rises with every target{ends}"
+    bound = f"≥ {number(aim.least)}" if aim.least is not None else f"≤ {number(aim.most or 0.0)}"
+    if aim.over is not None:
+        return f"{who}{bound} × {aim.over}"
+    if aim.score == "spearman":
+        bound = f"Spearman(target, {task.score}) {bound}"
+    return f"{who}{bound}" + (f" in {aim.seeds} of {planned} seeds" if aim.seeds is not None else "")
+
+
+def interval(scores: Sequence[float]) -> tuple[float, float]:
+    """95 % bootstrap interval of the IQM over runs; the same at every call."""
+    return stratified_bootstrap([scores], np.random.default_rng(0))
+
+
+def number(value: float | None) -> str:
+    """For people: three decimals below 10, none from 1000 on, no zeros at the end."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return "∞" if value > 0 else str(value)
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    digits = f"{value:.{3 if abs(value) < 10 else 1}f}".rstrip("0").rstrip(".")
+    return "0" if digits == "-0" else digits
+
+
+def _within(aim: Aim, value: float) -> bool:
+    if aim.least is not None:
+        return not _below(value, aim.least)
+    return aim.most is None or not _below(aim.most, value)
+
+
+def _below(one: float, other: float) -> bool:
+    """Whether ``one`` is smaller by more than rounding: the mean of three times 0.95 is a little less than 0.95."""
+    return one < other and not math.isclose(one, other, rel_tol=1e-9)
+
+
+def _score(task: Task, aim: Aim, row: Row) -> float:
+    if aim.score == "spearman":
+        targets = _targets(aim, [row])
+        achieved = [score_of(row.results, task.score, target) for target in targets]
+        # A run that returns the same whatever it is asked has no rank correlation; it does not follow its targets.
+        return 0.0 if len(set(achieved)) == 1 else float(spearmanr(targets, achieved).statistic)
+    if aim.target is not None:
+        return score_of(row.results, task.score, aim.target)
+    if aim.transfer is not None:
+        return score_of([row.transfers[aim.transfer]], task.score)
+    return row.score
+
+
+def _targets(aim: Aim, rows: Sequence[Row]) -> list[float]:
+    found = sorted({each["target_return"] for row in rows for each in row.results if each["target_return"] is not None})
+    return sorted(aim.targets) or found

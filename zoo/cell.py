@@ -1,0 +1,343 @@
+"""One cell in a process of its own: `python -m zoo.cell`, started by scripts/reproduce.py.
+
+The order stands in the first line of standard input; when the input ends, whoever ordered is gone, and so is this.
+Beside the run folder lie NAME.log, NAME.clock (seconds so far) and NAME.lock; the row is left in it as row.json.
+"""
+
+import csv
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sb3_contrib import RecurrentPPO
+from torch import Tensor
+
+from benchmarks import harness
+from rltransformers.agents.decision_transformer import DecisionTransformer
+from rltransformers.cli import runs
+from rltransformers.cli.agents import build_agent
+from rltransformers.cli.collect import collect_episodes
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
+from rltransformers.core.files import replacing
+from rltransformers.data import load_trajectories
+from rltransformers.data.trajectories import Trajectories
+from rltransformers.policies.steps import Acting
+from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.runs.experiment import AgentName, ExperimentConfig, build_experiment, read_experiment
+from rltransformers.training.runs.run_folder import RunFolder
+from rltransformers.training.update import RATIO_TOLERANCE
+from zoo.suites import ROOT, Cell, Task, config_hash
+from zoo.table import COLUMNS, Result, Row, locked, score_of
+
+CODE = ("rltransformers", "agents", "envs", "zoo", "scripts/reproduce.py")
+RECORDED = "recorded.json"
+TRAINING_MAX = "training_max"
+TRAINING_RETURN = "rollout/ep_rew_mean"  # of the last 100 training episodes
+RATIO_ERROR = "train/first_ratio_error"
+PACKAGES = ("torch", "stable-baselines3", "gymnasium", "rltransformers")
+
+
+def order_of(cell: Cell, folder: Path, task: Task, metrics: Sequence[str]) -> str:
+    """Order that this module reads from standard input: one line of JSON."""
+    values = {name: getattr(cell, name) for name in ("task", "variant", "seed", "config_hash", "of_data")}
+    values |= {"config": cell.config.to_dict(), "folder": str(folder), "metrics": list(metrics)}
+    values |= {"score": task.score, "target": task.target}
+    return json.dumps(values | {"transfers": {name: asdict(each) for name, each in task.transfers.items()}}) + "\n"
+
+
+def main() -> int:
+    """Do what is ordered; the exit status: 0 done, 2 refused with a reason."""
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    folder = Path(order["folder"])
+    try:
+        with locked(folder.with_name(f"{folder.name}.lock"), wait=False):
+            row = measure(order)
+            write_row(folder, row)
+    except BlockingIOError:
+        print(f"another process is at {folder}", file=sys.stderr)
+        return 2
+    except (ConfigError, DataError, CheckpointError, MissingExtraError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def measure(order: Mapping[str, Any]) -> Row:
+    """Train, or go on with training, or score the dataset; all there is to know about it."""
+    config = build_experiment(order["config"])
+    row = Row(
+        order["task"], order["variant"], order["seed"], 0.0, 0, 0, 0.0, config_hash=order["config_hash"],
+        commit=commit(), versions=versions(), machine=machine(), date=time.strftime("%Y-%m-%d"),
+    )  # fmt: skip
+    if order["of_data"]:
+        row = _data_row(row, config, order["score"])
+    else:
+        folder, target = Path(order["folder"]), order["target"]
+        row = replace(row, recording=_recording(config))
+        row = _run_row(row, config, folder, order["score"], target, order["metrics"])
+        row = replace(row, transfers=transferred(config, folder, order["transfers"], target))
+    return replace(row, score=score_of(row.results, order["score"], order["target"]))
+
+
+def row_file(folder: Path) -> Path:
+    """Where a cell leaves its row."""
+    return folder / "row.json"
+
+
+def read_row(folder: Path) -> Row | None:
+    """The row that a cell left in its folder."""
+    path = row_file(folder)
+    if not path.is_file():
+        return None
+    try:
+        return Row(**json.loads(path.read_text()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{path} is damaged ({error}); delete it, the run goes on from its checkpoint") from error
+
+
+def forget_row(folder: Path) -> None:
+    """Note that the row stands in the CSV: from now on only a new run can fill its place."""
+    os.replace(row_file(folder), folder / RECORDED)
+
+
+def write_row(folder: Path, row: Row) -> None:
+    """Leave the row in the folder."""
+    with replacing(row_file(folder)) as temporary:
+        temporary.write_text(json.dumps(asdict(row)))
+
+
+# Runs
+
+
+def _run_row(
+    row: Row, config: ExperimentConfig, path: Path, score: str, target: float | None, metrics: Sequence[str]
+) -> Row:
+    clock = path.with_name(f"{path.name}.clock")
+    before = _begin(clock, path, config)
+    began, processor = time.time(), time.process_time()
+    if before is None:
+        if path.exists():
+            shutil.rmtree(path)
+        config = replace(config, output=str(path.parent), seed=row.seed)
+        folder, results = runs.train(path.name, config)
+    else:
+        folder, results = runs.resume(str(path), [], trust=True)  # of its own making, and the config was compared
+    seconds = (before or 0.0) + time.time() - began
+    processor = time.process_time() - processor
+    check_ratios(folder.metrics)
+    agent = build_agent(config, folder.last, training=False)
+    try:
+        steps = agent.steps_done
+        row = replace(row, parameters=harness.parameters(agent.model.policy), state_bytes=state_bytes(agent.model))
+    finally:
+        agent.close()
+    curve = [[step, score_of(shortened(each), score, target)] for step, each in folder.read_evaluations()]
+    return replace(
+        row,
+        episodes=len(results[0].returns),
+        steps=steps,
+        wall_seconds=seconds,
+        steps_per_cpu_second=steps / processor if before is None else None,
+        results=shortened(results),
+        curve=curve,
+        metrics=logged_metrics(folder.metrics, metrics),
+    )
+
+
+def _begin(clock: Path, path: Path, config: ExperimentConfig) -> float | None:
+    """Seconds that earlier processes spent on what ``last.zip`` holds; None when the run has to start anew."""
+    before = None
+    if resumable(path, config) and clock.is_file():
+        past = json.loads(clock.read_text())
+        before = past["before"] + max(0.0, (path / "last.zip").stat().st_mtime - past["began"])
+    with replacing(clock) as temporary:
+        temporary.write_text(json.dumps({"before": before or 0.0, "began": time.time()}))
+    return before
+
+
+def resumable(path: Path, config: ExperimentConfig) -> bool:
+    """Whether the folder holds a checkpoint of a run with this config that is not in the CSV yet."""
+    folder = RunFolder(path)
+    if (path / RECORDED).exists() or not (folder.config.is_file() and folder.last.is_file()):
+        return False
+    environment = config.environment
+    normalized = environment.normalize_observation or environment.normalize_reward
+    if config.agent is AgentName.RECURRENT_PPO and normalized and not (path / "last.normalization.zip").is_file():
+        return False  # killed between the two files of its first checkpoint
+    try:
+        return config_hash(read_experiment(folder.config)) == config_hash(config)
+    except ConfigError:
+        return False
+
+
+def shortened(results: Sequence[EvaluationResult]) -> list[Result]:
+    """Results without their episodes."""
+    return [
+        {
+            "target_return": result.target_return,
+            "return_mean": result.mean,
+            "return_std": result.std,
+            "success_rate": result.success_rate,
+        }
+        for result in results
+    ]
+
+
+def check_ratios(path: Path) -> None:
+    """Raise DataError where a logged update disagreed with acting: no row comes of such a run."""
+    if not path.is_file():
+        return
+    with path.open(newline="") as file:
+        worst = max((float(line.get(RATIO_ERROR) or 0) for line in csv.DictReader(file)), default=0.0)
+    if worst > RATIO_TOLERANCE:
+        raise DataError(
+            f"{path}: {RATIO_ERROR} went up to {worst:.2g}, above {RATIO_TOLERANCE}: acting and training disagreed, so "
+            "this run says nothing about the agent; mend that and delete the folder"
+        )
+
+
+def logged_metrics(path: Path, names: Sequence[str]) -> dict[str, float]:
+    """Last logged value of each metric, of ``training_max`` the highest; those that a run does not log are left out."""
+    wanted = [name for name in names if name not in COLUMNS]
+    if not wanted or not path.is_file():
+        return {}
+    found: dict[str, float] = {}
+    with path.open(newline="") as file:
+        for line in csv.DictReader(file):
+            found |= {name: float(line[name]) for name in wanted if line.get(name)}
+            if TRAINING_MAX in wanted and (value := line.get(TRAINING_RETURN)):
+                found[TRAINING_MAX] = max(float(value), found.get(TRAINING_MAX, -math.inf))
+    return found
+
+
+def transferred(
+    config: ExperimentConfig, folder: Path, transfers: Mapping[str, Mapping[str, Any]], target: float | None
+) -> dict[str, Result]:
+    """Results of the last weights in other environments, all episodes of one at the same time, and what a step took.
+
+    Agents of this package act by compiled steps.
+    """
+    acting: Acting | None = None if config.agent is AgentName.RECURRENT_PPO else "compiled"
+    results = {}
+    for name, transfer in transfers.items():
+        environment, evaluation = config.environment, config.evaluation
+        environment = replace(environment, id=transfer["id"] or environment.id, num_envs=transfer["episodes"])
+        evaluation = replace(
+            evaluation,
+            episodes=transfer["episodes"],
+            kwargs=evaluation.kwargs | transfer["kwargs"],
+            target_returns=evaluation.target_returns if target is None else [target],
+        )
+        moved = replace(config, environment=environment, evaluation=evaluation)
+        agent = build_agent(moved, RunFolder(folder).last, training=False, acting=acting)
+        try:
+            with suppress(DataError):  # episodes that go on; what is compiled in their first step is not timed
+                agent.evaluate(replace(evaluation, longest_episode=1))
+            began = time.process_time()
+            (result,) = agent.evaluate(evaluation)
+            seconds = time.process_time() - began
+        finally:
+            agent.close()
+        results[name] = shortened([result])[0] | {"microseconds": 1e6 * seconds / sum(result.lengths)}
+    return results
+
+
+def state_bytes(model: Any) -> int:
+    """Bytes that acting carries from step to step for one environment."""
+    if isinstance(model, RecurrentPPO):
+        shape: Any = model.policy.lstm_hidden_state_shape
+        return 2 * 4 * int(np.prod(list(shape)))  # hidden and cell of the actor, float32
+    if isinstance(model, DecisionTransformer):
+        return sum(tensor.nbytes for tensor in _tensors(vars(model.decider().initial_state(1))))
+    return sum(tensor.nbytes for tensor in _tensors(model.policy.initial_state(1).tensors()))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif value is not None:
+        for part in (value if isinstance(value, Mapping) else vars(value)).values():
+            yield from _tensors(part)
+
+
+# Data
+
+
+def _data_row(row: Row, config: ExperimentConfig, score: str) -> Row:
+    began = time.time()
+    assert config.dataset is not None
+    if config.dataset.collect is None:
+        data = load_trajectories(config.dataset.id, **config.dataset.reading())
+    else:
+        data = collect_episodes(config.environment, config.dataset.collect, row.seed)
+    success = float(np.mean(succeeded(data))) if score == "success" else None
+    returns = data.returns
+    result: Result = {
+        "target_return": None,
+        "return_mean": float(np.mean(returns)),
+        "return_std": float(np.std(returns)),
+        "success_rate": success,
+    }
+    row = replace(row, wall_seconds=time.time() - began, recording=_recording(config, data))
+    return replace(row, episodes=len(data), steps=data.steps, results=[result])
+
+
+def _recording(config: ExperimentConfig, data: Trajectories | None = None) -> str:
+    """The fingerprint of the stored dataset of a config, whose content is ``data`` where it was read already."""
+    if config.dataset is None or config.dataset.collect is not None:
+        return ""
+    if data is None:
+        data = load_trajectories(config.dataset.id, **config.dataset.reading())
+    return data.fingerprint()
+
+
+def succeeded(data: Trajectories) -> Any:
+    """Whether any reward of an episode is positive: in the memory tasks only the goal pays."""
+    return np.maximum.reduceat(np.asarray(data.rewards), data.offsets[:-1]) > 0
+
+
+# Facts
+
+
+def commit() -> str:
+    """Commit of the code, with -dirty behind it when the code (not the results) has changed since."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", *CODE)
+    return git("rev-parse", "--short=9", "HEAD") + ("-dirty" if changed else "")
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that results depend on most."""
+    return {"python": platform.python_version()} | harness.versions(PACKAGES)
+
+
+def machine() -> str:
+    """Processor or GPU, the vector instructions of the processor, which sums round differently with, and cores."""
+    facts = harness.machine()
+    return f"{facts['device']}, {torch.backends.cpu.get_cpu_capability()}, {facts['cores']} cores"
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""Pictures of a task: learning curves, return against target return, or final scores where there are many variants."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+from numpy.typing import NDArray
+
+from rltransformers.functional.statistics import iqm, stratified_bootstrap
+from zoo.aims import Runs, interval, number
+from zoo.suites import Task
+from zoo.table import Row, score_of
+
+# Okabe and Ito's colors, told apart with every kind of color vision; the method in the strongest.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999")
+STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 3)), (0, (1, 2)), (0, (8, 2)))
+MARKERS = "osD^vPX*"
+ONE_LIST = 40  # variants that one list of final scores can hold; more stand in columns, by what they change
+COLUMNS, SMALLEST_GROUP = 3, 3
+COLUMN_WIDTH, NAME_WIDTH, LINE, HEADING_LINES = 4.6, 2.3, 0.17, 3  # inches, and a heading in lines
+Array = NDArray[np.float64]
+
+
+def draw(path: Path, task: Task, runs: Runs) -> bool:
+    """Write the picture that fits the runs; False when there is nothing to draw."""
+    present = {variant: rows for variant, rows in runs.items() if rows}
+    if not present:
+        return False
+    if len(targets_of(present)) > 1:
+        figure = by_target(task, present)
+    elif all(row.transfers for rows in present.values() for row in rows) and task.transfers:
+        figure = by_transfer(task, present)
+    elif len(present) <= len(COLORS) and any(len(row.curve) > 1 for rows in present.values() for row in rows):
+        figure = curves(task, present)
+    elif len(present) > ONE_LIST:
+        figure = catalogue(task, present)
+    else:
+        figure = finals(task, present)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+    return True
+
+
+def targets_of(runs: Runs) -> list[float]:
+    """Target returns that any of the runs was evaluated with."""
+    results = [result for rows in runs.values() for row in rows for result in row.results]
+    return sorted({float(each["target_return"]) for each in results if each["target_return"] is not None})
+
+
+def curves(task: Task, runs: Runs) -> Figure:
+    """IQM over seeds against steps with its 95 % band; variants without a curve as a horizontal line."""
+    figure, axes = _canvas(task.title)
+    ends = []
+    for place, (variant, rows) in enumerate(runs.items()):
+        color, style = COLORS[place], STYLES[place]
+        learned = [row for row in rows if len(row.curve) > 1]
+        if not learned:
+            level = float(iqm([row.score for row in rows]))
+            axes.axhline(level, color=color, linestyle=style, linewidth=1.2)
+            ends.append((level, variant, color))
+            continue
+        steps, scores = on_one_grid(learned)
+        middle = iqm(scores, axis=0)
+        axes.plot(steps, middle, color=color, linestyle=style, linewidth=1.8, zorder=3 - 0.01 * place)
+        if len(learned) > 1:
+            low, high = _band(scores)
+            axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
+        alone = len(learned) == 1 and max(map(len, runs.values())) > 1
+        ends.append((float(middle[-1]), f"{variant} (1 seed)" if alone else variant, color))
+    axes.set_xlabel("steps")
+    axes.set_ylabel(task.score)
+    axes.set_xlim(left=0)
+    if task.score == "success":
+        axes.set_ylim(-0.03, 1.03)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    _label_ends(axes, ends)
+    return figure
+
+
+def on_one_grid(rows: Sequence[Row]) -> tuple[Array, Array]:
+    """Steps [N] and scores [runs, N]: every run at the steps of all, from where all have begun."""
+    each = [np.asarray(row.curve, dtype=np.float64) for row in rows]
+    first, last = max(curve[0, 0] for curve in each), min(curve[-1, 0] for curve in each)
+    steps = np.unique(np.concatenate([curve[:, 0] for curve in each]))
+    steps = steps[(steps >= first) & (steps <= last)]
+    return steps, np.stack([np.interp(steps, curve[:, 0], curve[:, 1]) for curve in each])
+
+
+def by_target(task: Task, runs: Runs) -> Figure:
+    """Achieved against commanded return with the diagonal; variants without targets as a horizontal line."""
+    figure, axes = _canvas(task.title)
+    targets = targets_of(runs)
+    axes.plot(targets, targets, color="0.6", linewidth=1, linestyle=(0, (1, 1)))
+    ends = [(targets[-1], "as asked", "0.45")]
+    for place, (variant, rows) in enumerate(runs.items()):
+        look: dict[str, Any] = {"color": COLORS[place % len(COLORS)], "linestyle": STYLES[place % len(STYLES)]}
+        asked = [row for row in rows if len(row.results) > 1]
+        if not asked:
+            level = float(iqm([row.score for row in rows]))
+            axes.axhline(level, linewidth=1.2, **look)
+            ends.append((level, variant, look["color"]))
+            continue
+        own = targets_of({variant: asked})
+        scores = np.array([[score_of(row.results, task.score, target) for target in own] for row in asked])
+        middle = iqm(scores, axis=0)
+        axes.plot(own, middle, marker=MARKERS[place % len(MARKERS)], markersize=5, linewidth=1.6, **look)
+        if len(asked) > 1:
+            low, high = _band(scores)
+            axes.fill_between(own, low, high, color=look["color"], alpha=0.18, linewidth=0)
+        ends.append((float(middle[-1]), variant, look["color"]))
+    axes.set_xlabel("target return")
+    axes.set_ylabel(task.score)
+    _label_ends(axes, ends)
+    return figure
+
+
+def by_transfer(task: Task, runs: Runs) -> Figure:
+    """IQM of every variant where it was trained and, in the columns behind, where it was not, as colored numbers."""
+    names = ["training", *task.transfers]
+    scores = np.array(
+        [
+            [iqm([row.score for row in rows])]
+            + [iqm([score_of([row.transfers[name]], task.score) for row in rows]) for name in task.transfers]
+            for rows in runs.values()
+        ]
+    )
+    figure, axes = _canvas(task.title, height=1.2 + 0.32 * len(runs))
+    axes.grid(False)
+    low, high = float(scores.min()), float(scores.max())
+    axes.imshow(scores, cmap="Blues", vmin=low, vmax=high, aspect="auto")
+    for (place, column), value in np.ndenumerate(scores):
+        dark = high > low and (value - low) / (high - low) > 0.6
+        axes.text(
+            column, place, number(value), ha="center", va="center", fontsize=9, color="white" if dark else "black"
+        )
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(runs)), list(runs))
+    axes.tick_params(length=0)
+    figure.supxlabel(f"{task.score}, IQM over seeds", fontsize=9, color="0.35")
+    return figure
+
+
+def finals(task: Task, runs: Runs) -> Figure:
+    """Final scores and, beside them, means of curves where there are some: every seed, IQM with its 95 % interval."""
+    panels = {task.score: {variant: [row.score for row in rows] for variant, rows in runs.items()}}
+    means = {
+        variant: [row.metric("curve_mean") for row in rows if len(row.curve) > 1] for variant, rows in runs.items()
+    }
+    learned = {variant: [mean for mean in each if mean is not None] for variant, each in means.items()}
+    if any(learned.values()):
+        panels["mean of the curve"] = learned
+    figure, _ = _canvas(task.title, height=1.2 + 0.32 * len(runs), panels=len(panels))
+    for axes, (name, scores) in zip(figure.axes, panels.items(), strict=True):
+        _scores(axes, scores, task.method)
+        axes.set_xlabel(name)
+    figure.supxlabel("every seed, IQM and 95 % interval", fontsize=9, color="0.35")
+    return figure
+
+
+def catalogue(task: Task, runs: Runs) -> Figure:
+    """Final scores of many variants in columns, under the name of what they change: every seed, IQM, 95 % interval.
+
+    A dotted line stands at the IQM of the method.
+    """
+    columns = in_columns(by_setting(task, runs), COLUMNS)
+    tallest = max(sum(HEADING_LINES + len(names) for _, names in column) for column in columns)
+    width, height = COLUMN_WIDTH * len(columns), 0.7 + LINE * tallest
+    figure = Figure(figsize=(width, height))
+    figure.text(0.1 / width, 1 - 0.2 / height, task.title, fontsize=11, va="center")
+    legend = f"{task.score}: every seed, IQM and 95 % interval; dotted: {task.method}"
+    figure.text(0.1 / width, 0.15 / height, legend, fontsize=9, color="0.35", va="center")
+    scores = {variant: [row.score for row in rows] for variant, rows in runs.items()}
+    low, high = min(map(min, scores.values())), max(map(max, scores.values()))
+    margin = 0.05 * ((high - low) or 1.0)
+    level = float(iqm(scores[task.method])) if task.method in scores else None
+    drawn = COLUMN_WIDTH - NAME_WIDTH - 0.15
+    for place, column in enumerate(columns):
+        bottom, left = height - 0.35, COLUMN_WIDTH * place + NAME_WIDTH
+        for name, names in column:
+            tall = LINE * len(names)
+            bottom -= LINE * HEADING_LINES + tall
+            axes = figure.add_axes((left / width, (bottom + LINE) / height, drawn / width, tall / height))
+            _scores(axes, {variant: scores[variant] for variant in names}, task.method)
+            if level is not None:
+                axes.axvline(level, color=COLORS[0], linewidth=0.8, linestyle=":")
+            axes.set_xlim(low - margin, high + margin)
+            axes.set_title(name, fontsize=9, fontweight="bold", loc="left", x=(0.1 - NAME_WIDTH) / drawn, pad=3)
+            axes.tick_params(labelsize=7.5, length=2, pad=1.5)
+            _plain(axes)
+    return figure
+
+
+def by_setting(task: Task, runs: Runs) -> dict[str, list[str]]:
+    """Variants by the last word of the first setting that they change; small groups together at the end."""
+    found: dict[str, list[str]] = {}
+    for variant in runs:
+        changes = [key for key in task.variants[variant] if "." in key]
+        found.setdefault(changes[0].rpartition(".")[2] if changes else "", []).append(variant)
+    large = {name: names for name, names in found.items() if name and len(names) >= SMALLEST_GROUP}
+    rest = [variant for name, names in found.items() if name not in large for variant in names]
+    return large | ({"other settings": rest} if rest else {})
+
+
+def in_columns(named: Mapping[str, Sequence[str]], count: int) -> list[list[tuple[str, list[str]]]]:
+    """Groups in their order, in ``count`` columns of about equal height; a group that is cut goes on in the next."""
+    tallest = -(-(sum(map(len, named.values())) + HEADING_LINES * (len(named) + count - 1)) // count)
+    columns: list[list[tuple[str, list[str]]]] = [[]]
+    room = tallest
+    for name, names in named.items():
+        part: list[str] = []
+        for place, variant in enumerate(names):
+            if (not part and room <= HEADING_LINES) or room == 0:
+                columns.append([])
+                room, part = tallest, []
+            if not part:
+                columns[-1].append((f"{name}, continued" if place else name, part))
+                room -= HEADING_LINES
+            part.append(variant)
+            room -= 1
+    return columns
+
+
+def _scores(axes: Any, scores: Mapping[str, Sequence[float]], method: str) -> None:
+    """A line per variant with its name: every seed, IQM with its interval; the method in color."""
+    for place, (variant, values) in enumerate(scores.items()):
+        if not values:
+            continue
+        color = COLORS[0] if variant == method else "0.25"
+        axes.scatter(values, np.full(len(values), place), s=14, color=color, alpha=0.35, linewidths=0)
+        axes.plot(interval(values), [place, place], color=color, linewidth=2)
+        axes.plot(iqm(values), place, "o", color=color, markersize=6)
+    axes.set_yticks(range(len(scores)), list(scores))
+    axes.set_ylim(len(scores) - 0.4, -0.6)
+
+
+def _band(scores: Array) -> tuple[Array, Array]:
+    """95 % interval of the IQM at every point of scores [runs, points]."""
+    limits = np.array([stratified_bootstrap([column], np.random.default_rng(0)) for column in scores.T])
+    return limits[:, 0], limits[:, 1]
+
+
+def _label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Names at the right end of their lines, moved apart where they would cover each other."""
+    ordered = sorted(ends)
+    places = apart([height for height, _, _ in ordered], *axes.get_ylim())
+    for place, (_, name, color) in zip(places, ordered, strict=True):
+        axes.annotate(
+            name,
+            (1.0, place),
+            xycoords=("axes fraction", "data"),
+            xytext=(6, 0),
+            textcoords="offset points",
+            color=color,
+            fontsize=9,
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def apart(heights: Sequence[float], bottom: float, top: float) -> list[float]:
+    """Rising heights, moved as little as needed to stand a line of text apart and below ``top``."""
+    gap = 0.055 * (top - bottom)
+    places: list[float] = []
+    for height in heights:
+        places.append(max(height, places[-1] + gap) if places else height)
+    ceiling = top
+    for place in reversed(range(len(places))):
+        places[place] = min(places[place], ceiling)
+        ceiling = places[place] - gap
+    return places
+
+
+def _canvas(title: str, height: float = 4.0, panels: int = 1) -> tuple[Figure, Any]:
+    """A figure without pyplot (nothing global changes and no display is needed) and its first axes."""
+    figure = Figure(figsize=(7.2, height), layout="constrained")
+    first = figure.subplots(1, panels, sharey=True, squeeze=False)[0, 0]
+    first.set_title(title, fontsize=11, loc="left")
+    for axes in figure.axes:
+        _plain(axes)
+    return figure, first
+
+
+def _plain(axes: Any) -> None:
+    """A light grid and no box."""
+    axes.grid(True, color="0.92", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
