@@ -33,7 +33,7 @@ from rltransformers import GTrXLPPO, make_vec_env
 
 torch.set_num_threads(1)
 env = make_vec_env("rltransformers/CueRecall-v0", num_envs=2, env_kwargs={"delay": 2}, seed=0)
-backbone = {"width": 12, "heads": 2, "layers": 2, "position": "none", "residual": {"name": "update_gate", "bias": 0.5},
+backbone = {"width": 12, "heads": 2, "layers": 1, "position": "none", "residual": {"name": "update_gate", "bias": 0.5},
             "mixer": {"name": "retention", "first": 3}}
 model = GTrXLPPO("GTrXLPolicy", env, n_steps=8, n_epochs=1, policy_kwargs={"backbone": backbone}, device="cpu", seed=0)
 model.learn(64)
@@ -92,32 +92,36 @@ def test_the_package_imports_the_door_alone() -> None:
         assert names <= {"rltransformers", "rltransformers.mechanisms", "rltransformers.conformance"}, path
 
 
+def commands(folder: Path, site: Path | None, *lines: list[str], code: int = 0) -> str:
+    """What ``rltransformers WORDS`` prints for each list of words, one after the other in a process of their own."""
+    program = f"from rltransformers.cli.main import main\nraise SystemExit(max(main(words) for words in {list(lines)}))"
+    return run(folder, site, "-c", program, code=code)
+
+
 def test_they_are_listed_and_explained(site: Path, tmp_path: Path) -> None:
-    out = run(tmp_path, site, "-m", "rltransformers", "list")
+    out = commands(tmp_path, site, ["list"], ["settings", "backbone.mixer.first"])
     assert "Sums of key-value products that decay" in out and "update_gate" in out
-    out = run(tmp_path, site, "-m", "rltransformers", "settings", "backbone.mixer.first")
     assert "of retention" in out and "a finite number in [0.5, 20]; default 5.0" in out
-    assert "retention" not in run(tmp_path, None, "-m", "rltransformers", "list")
+    assert "retention" not in commands(tmp_path, None, ["list"])
 
 
 def test_runs_of_both_agents_from_yaml_and_from_the_command_line(site: Path, tmp_path: Path) -> None:
     shutil.copy(EXAMPLE / "cue_recall.yaml", tmp_path)
     (tmp_path / "offline.yaml").write_text(OFFLINE)
-    command = ["-m", "rltransformers", "train"]
-    run(tmp_path, site, *command, "cue_recall.yaml", "--train.total_timesteps", "256")
     sizes = ["--backbone.width", "12", "--backbone.heads", "2", "--algorithm.n_steps", "8"]
-    run(
-        tmp_path, site, *command, "--env", "rltransformers/CueRecall-v0", *TYPED, *sizes,
-        "--train.total_timesteps", "128", "--evaluation.episodes", "3", "--evaluation.every", "0", "--name", "typed",
-    )  # fmt: skip
-    run(tmp_path, site, *command, "offline.yaml")
-    for folder in ("cue_recall-seed0", "typed", "offline-seed0"):
-        run(tmp_path, site, "-m", "rltransformers", "evaluate", f"runs/{folder}", "--episodes", "2")
-    out = run(tmp_path, None, "-m", "rltransformers", "evaluate", "runs/offline-seed0", code=2)
-    assert "pip install own-mechanisms, or import own_mechanisms." in out
-    run(
-        tmp_path, site, "-m", "rltransformers", "train", "--resume", "runs/offline-seed0", "--train.gradient_steps", "6"
+    short = ["--train.total_timesteps", "128", "--evaluation.episodes", "3", "--evaluation.every", "0"]
+    commands(
+        tmp_path,
+        site,
+        ["train", "cue_recall.yaml", "--train.total_timesteps", "256"],
+        ["train", "--env", "rltransformers/CueRecall-v0", *TYPED, *sizes, *short, "--name", "typed"],
+        ["train", "offline.yaml"],
     )
+    folders = ("cue_recall-seed0", "typed", "offline-seed0")
+    evaluate = [["evaluate", f"runs/{folder}", "--episodes", "2"] for folder in folders]
+    commands(tmp_path, site, *evaluate, ["train", "--resume", "runs/offline-seed0", "--train.gradient_steps", "6"])
+    out = commands(tmp_path, None, ["evaluate", "runs/offline-seed0"], code=2)
+    assert "pip install own-mechanisms, or import own_mechanisms." in out
 
 
 def test_an_agent_is_saved_loaded_and_played_without_the_package(site: Path, tmp_path: Path) -> None:
@@ -125,13 +129,14 @@ def test_an_agent_is_saved_loaded_and_played_without_the_package(site: Path, tmp
     run(tmp_path, site, "train.py")
     observation = "np.eye(3, dtype=np.float32)[generator.integers(3)]"
 
-    def played(actor: str, site: Path | None) -> list[float]:
-        (tmp_path / "play.py").write_text(PLAY.replace("ACTOR", actor).replace("OBSERVATION", observation))
+    def played(site: Path | None, *actors: str) -> list[float]:
+        each = [PLAY.replace("ACTOR", actor).replace("OBSERVATION", observation) for actor in actors]
+        (tmp_path / "play.py").write_text("".join(each))
         return [float(line) for line in run(tmp_path, site, "play.py").split()]
 
-    live = played('load_agent("agent.zip", device="cpu").actor(deterministic=True)', site)
+    live = played(site, 'load_agent("agent.zip", device="cpu").actor(deterministic=True)')
     assert len(live) == 40 and len(set(live)) > 10
-    for name in ("agent.onnx", "agent.pt2"):
-        assert played(f'Actor.from_export("{name}", deterministic=True)', None) == pytest.approx(live, abs=2e-5)
+    files = [f'Actor.from_export("{name}", deterministic=True)' for name in ("agent.onnx", "agent.pt2")]
+    assert played(None, *files) == pytest.approx(2 * live, abs=2e-5)
     out = run(tmp_path, None, "-c", "from rltransformers import load_agent; load_agent('agent.zip')", code=1)
     assert "agent.zip needs mixer 'retention'" in out or "agent.zip needs residual 'update_gate'" in out

@@ -8,6 +8,11 @@ from rltransformers.data.rollout import Segment
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 
 ON_POLICY: list[type[OnPolicyMemoryAgent]] = [GTrXLPPO, GTrXLVMPO]
+ACTING = (
+    *("gtrxl", "adaptive_span", "compressive", "memorizing", "linear_transformer", "dynamic_conv", "average"),
+    *("topk", "clustered", "universal_act", "calm", "reversible"),
+)
+"""Presets that keep states in different ways, or learn something between updates; the first ratio is that of all."""
 
 
 class StopsAt(BaseCallback):

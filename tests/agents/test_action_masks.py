@@ -352,7 +352,7 @@ def test_action_masker_of_sb3_contrib_is_understood() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "masks"), [("ppo", True), ("vmpo", True), ("dqn", True), ("ppo", False)])
+@pytest.mark.parametrize(("kind", "masks"), [("vmpo", True), ("dqn", True), ("ppo", False)])
 def test_masks_are_what_makes_a_task_learnable(kind: str, masks: bool) -> None:
     """8 is the most, 4 is random among allowed actions."""
     env = DummyVecEnv([partial(Keyholes, masks)] * 8)

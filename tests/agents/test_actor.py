@@ -372,7 +372,7 @@ def test_a_faulty_step_leaves_what_is_remembered() -> None:
 @pytest.mark.xdist_group("exported actors")
 @pytest.mark.parametrize(
     ("name", "ending"),
-    [("ppo", "onnx"), ("dqn, its own scale of rewards", "pt2"), ("dt", "onnx"), ("dt, return head", "pt2")],
+    [("ppo", "onnx"), ("dqn, its own scale of rewards", "pt2"), ("dt, return head", "pt2")],
 )
 def test_a_file_acts_as_the_live_agent(name: str, ending: str, tmp_path: Path) -> None:
     model = MAKERS[name]()

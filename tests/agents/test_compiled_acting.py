@@ -110,7 +110,8 @@ def test_a_table_that_holds_an_episode_or_a_window_serves_one_after_another(
         _, state = model.predict(observation, state, start, deterministic=True, reward=np.ones(2))
 
 
-# With a compiler: one package for the online agent, one for each mode of the offline agent that has compiled steps.
+# With a compiler: one package for the online agent and one for the offline agent. That other actions and modes have
+# machine code that computes the same is the work of the compiler; how they reach it is seen with StandIn.
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +197,10 @@ class TestWithACompiler:
         assert results[0] == results[1]
         assert packages(cache) == 1
 
-    @pytest.mark.parametrize(("environment", "rows"), [("Short-v0", ROWS), ("Pendulum-v1", 201)])
+    @pytest.mark.parametrize(
+        ("environment", "rows"),
+        [("Short-v0", ROWS), pytest.param("Pendulum-v1", 201, marks=pytest.mark.third_party)],
+    )
     def test_an_online_agent_learns_the_same(self, cache: Path, environment: str, rows: int) -> None:
         """Four updates; acting in the last three has weights that an update changed, and deviations of actions."""
         before = packages(cache)
@@ -211,11 +215,13 @@ class TestWithACompiler:
         for one, other in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
-    def test_an_online_agent_refuses_the_step_behind_its_table(self, cache: Path, trained: Path) -> None:
-        count, error = steps_until_refused(GTrXLPPO.load(trained, device="cpu", acting="compiled"))
-        assert count == ROWS and f"outside the position table of {ROWS} rows" in error
-
-    @pytest.mark.parametrize("mode", get_args(ActingMode))
+    @pytest.mark.parametrize(
+        "mode",
+        [
+            pytest.param(mode, marks=pytest.mark.third_party if mode == "banded" else ())
+            for mode in get_args(ActingMode)
+        ],
+    )
     def test_an_offline_agent_acts_the_same(self, cache: Path, tmp_path: Path, mode: ActingMode) -> None:
         """In "refresh" actions are numbers and a head predicts returns: they are its own, then those asked for."""
         before, head = packages(cache), mode == "refresh"

@@ -161,12 +161,12 @@ WRITTEN = (
 )
 """Presets that are written: together they have every operation, with the types that it takes, of any preset.
 
-Which operations a format has is all that a file adds to the traces of law L11, which every entry has.
+Which operations a format has is all that a file adds to the traces of law L11, which have every operation.
 """
 
 
-ALWAYS = ("gtrxl", "compressive", "linear_transformer", "capsule")
-"""Written by ``make test``: a ring, a memory of two kinds, sums, and a loop. What is left is the work of ONNX."""
+ALWAYS = ("compressive", "capsule")
+"""Written by ``make test``: a ring and a memory of two kinds, and a loop. What is left is the work of ONNX."""
 
 
 def acting_as(preset: str) -> GTrXLPPO:
@@ -177,6 +177,7 @@ def acting_as(preset: str) -> GTrXLPPO:
     return untrained(preset=preset, **{"memory": memory, **small, **tokens, **small_windows(preset, small["layers"])})
 
 
+@pytest.mark.third_party
 def test_presets_that_are_not_written_have_no_operation_of_their_own() -> None:
     found = {}
     for preset in PRESETS:
@@ -227,8 +228,13 @@ runpy.run_path(program, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("environment", ["CartPole-v1", "Pendulum-v1"])
-@pytest.mark.parametrize("make", EITHER)
+@pytest.mark.parametrize(
+    ("make", "environment"),
+    [
+        pytest.param(online, "Pendulum-v1", marks=pytest.mark.xdist_group("files of the online agent")),
+        pytest.param(offline, "CartPole-v1", marks=pytest.mark.xdist_group("files of the offline agent")),
+    ],
+)
 def test_the_example_plays_an_episode_as_predict_does_with_numpy_and_onnxruntime_alone(
     make: Callable[[str], Agent], environment: str, written: Written
 ) -> None:

@@ -39,8 +39,7 @@ def cues() -> VecEnv:
 
 
 @pytest.mark.parametrize("memory_refresh", get_args(MemoryRefresh))
-@pytest.mark.parametrize(("prioritized", "normalized"), [(True, False), (False, True)])
-@pytest.mark.parametrize("make", [walking, cues])
+@pytest.mark.parametrize(("prioritized", "normalized", "make"), [(True, False, cues), (False, True, walking)])
 def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
     tmp_path: Path, memory_refresh: str, prioritized: bool, normalized: bool, make: Callable[[], VecEnv]
 ) -> None:

@@ -18,9 +18,11 @@ from rltransformers.data.replay import Draw, Window
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.training.online.exploration import exploration_rates
 from tests.agents.replayed import EVERYTHING, N_STEP, SEGMENT, TINY, agent, collect, replay_of, strolls, train_on
+from tests.agents.rollouts import ACTING
 from tests.agents.test_gtrxl_ppo_envs import ResetRows
 from tests.agents.tiny_envs import AnySpace, Steady, Stroll
 from tests.attention.rows import small_windows
+from tests.choice import ALL_CASES
 
 SIZES: dict[str, dict[str, Any]] = {
     "decision_transformer": {"dropout": 0.0},
@@ -65,8 +67,8 @@ def bounded(preset: str) -> bool:
     return Backbone(TINY | {"preset": preset, **SIZES.get(preset, small_windows(preset))}).receptive_field is not None
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_what_a_segment_says_is_what_acting_said_on_every_preset(preset: str) -> None:
+@pytest.mark.parametrize("preset", sorted(PRESETS) if ALL_CASES else ACTING)
+def test_what_a_segment_says_is_what_acting_said_on_presets(preset: str) -> None:
     """With the context that the backbone asks for, or, where it knows no bound, of the longest episode."""
     context = None if bounded(preset) and preset != "memorizing" else LONGEST  # whose store has 1,024 rows
     backbone = {"preset": preset, **SIZES.get(preset, small_windows(preset))}

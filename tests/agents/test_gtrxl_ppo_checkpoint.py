@@ -113,8 +113,9 @@ def discrete() -> VecEnv:
 
 
 @pytest.mark.parametrize("memory_refresh", get_args(MemoryRefresh))
-@pytest.mark.parametrize(("shared", "normalized"), [(True, False), (False, True)])
-@pytest.mark.parametrize("make", [continuous, discrete])
+@pytest.mark.parametrize(
+    ("shared", "normalized", "make"), [(True, False, continuous), (False, True, continuous), (True, False, discrete)]
+)
 @pytest.mark.parametrize("kind", ON_POLICY)
 def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
     tmp_path: Path, memory_refresh: str, shared: bool, normalized: bool, make: Callable[[], VecEnv], kind: type[Any]

@@ -16,10 +16,11 @@ from rltransformers.agents import GTrXLVMPO
 from rltransformers.backbone import PRESETS
 from rltransformers.core.errors import ConfigError
 from rltransformers.policies.memory_policy import PolicyState
-from tests.agents.rollouts import StopsAt, loud, rollout
+from tests.agents.rollouts import ACTING, StopsAt, loud, rollout
 from tests.agents.test_gtrxl_ppo_laws import SIZES
 from tests.agents.tiny_envs import AnySpace, Steady, Walk
 from tests.attention.rows import small_windows
+from tests.choice import ALL_CASES
 
 TINY = {"preset": "gtrxl", "width": 16, "layers": 2, "heads": 2, "memory": 4}
 NESTED = spaces.Dict(
@@ -97,8 +98,8 @@ def test_what_is_recorded_is_of_the_target_and_what_is_predicted_of_the_learner(
     ).all()
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_a_copied_target_computes_what_the_learner_computes_on_every_preset(preset: str) -> None:
+@pytest.mark.parametrize("preset", sorted(PRESETS) if ALL_CASES else ACTING)
+def test_a_copied_target_computes_what_the_learner_computes_on_presets(preset: str) -> None:
     """Also what mixers learn between updates, and tables that depend on weights."""
     model = agent(backbone={"preset": preset, **SIZES.get(preset, small_windows(preset))}, target_update_interval=1)
     for _ in range(2):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.third_party
 def test_losses_and_gradients_are_those_of_rlax() -> None:
     """In a process of its own: one that has imported JAX must not fork, and other tests of this process do."""
     if importlib.util.find_spec("rlax") is None:

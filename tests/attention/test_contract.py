@@ -31,6 +31,8 @@ def merged(cases: Mapping[str, tuple[BackboneConfig, Row]]) -> dict[str, list[st
 
 
 NAMES = merged(CASES)
+SPLITS = ([10, 2, 11], [2, 2, 1, 1, 1, 1, 4, 11])
+"""Long and short calls, steps of acting, and a call that begins within an episode; a third split saw no bug alone."""
 
 
 def of_cases(names: Iterable[str]) -> pytest.MarkDecorator:
@@ -90,7 +92,7 @@ def test_l1_nothing_depends_on_the_future(name: str) -> None:
 
 @every_case
 def test_l2_any_split_gives_the_same_outputs_and_state(name: str) -> None:
-    laws.split_invariance(case_of(name))
+    laws.split_invariance(case_of(name), SPLITS)
 
 
 @every_mechanism

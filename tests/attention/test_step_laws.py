@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rltransformers
 from rltransformers import laws
@@ -69,15 +70,21 @@ def strictly_traced() -> set[str]:
 
 STRICTLY = strictly_traced()
 OF_THEIR_OWN = (
-    *("rope with sinks", "rope with slots", "pattern per head", "tree among steps", "mixer per layer"),
-    *("convolution padded with zeros", "other activations", "globals among steps", "scores of keys at nodes and sinks"),
-    *("sinusoids as wide as a head", "dense synthesizer with products", "hopfield with a learned beta"),
-    *("predicted Gaussian of a fixed width among steps and sinks", "gMLP of places", "random features with a gate"),
-    *("fast weights that sum products", "landmarks by LU", "a store in one softmax with the window"),
-    *("sinks among steps", "exits one decision after the other"),
+    *("mixer:nystrom", "mixer:gcn", "mixer:additive", "mixer:gmlp", "mixer:rfa", "mixer:linformer", "mixer per layer"),
+    *("selection:lsh", "selection:sac", "selection:sinkhorn", "selection:routing", "span:adaptive_dynamic"),
+    *("depth:universal_act", "depth:calm", "depth:depth_adaptive", "exits one decision after the other"),
+    *("head_mixing:capsule_em", "head_mixing:capsule_dynamic", "summaries of heads", "memory_kind:memorizing"),
+    *("pattern:random", "pattern:image_2d", "position:sinusoidal_learned_base", "position:global_labels"),
+    *("position:learned", "prior:camtl", "residual:highway", "residual:gru", "residual:input", "other activations"),
+    *("globals among steps", "random features with a gate", "tree among steps", "sinusoids as wide as a head"),
+    *("predicted Gaussian of a fixed width among steps and sinks", "gMLP of places", "landmarks by LU"),
+    *("dense synthesizer with products", "compressed keys among steps", "fast weights that sum products"),
+    *("convolution padded with zeros", "scores of keys at nodes and sinks", "a store in one softmax with the window"),
 )
-"""Variants that are traced as all entries are: together they have every operation of any variant that no entry has,
-with the types and the number of axes of the tensors that it takes. The others would trace what is traced already."""
+"""What is traced besides ``STRICTLY``: together they have every operation of any entry and variant, with the types and
+the number of axes of the tensors that it takes. The others would trace what is traced already; they take a step with
+tensors that have no numbers, which a step that decides by a number refuses."""
+TRACED = {*STRICTLY, *OF_THEIR_OWN}
 
 
 def test_the_choice_of_strict_traces_has_every_axis_and_no_case_that_is_unknown() -> None:
@@ -86,7 +93,7 @@ def test_the_choice_of_strict_traces_has_every_axis_and_no_case_that_is_unknown(
     assert set(NAMES) >= STRICTLY
 
 
-def test_variants_that_are_not_traced_have_no_operation_of_their_own() -> None:
+def test_what_is_not_traced_has_no_operation_of_its_own() -> None:
     found = {}
     for name in NAMES:
         if not name.startswith("preset:"):
@@ -95,7 +102,7 @@ def test_variants_that_are_not_traced_have_no_operation_of_their_own() -> None:
             with torch.no_grad(), Operations(lambda tensor: f"{tensor.dtype} {tensor.dim()}") as operations:
                 step(inputs, state)
             found[name] = operations.found
-    traced = set().union(*(own for name, own in found.items() if name in ENTRIES or name in OF_THEIR_OWN))
+    traced = set().union(*(own for name, own in found.items() if name in TRACED))
     missing = {name: sorted(own - traced) for name, own in found.items() if own - traced}
     assert not missing, f"to be added to OF_THEIR_OWN: {missing}"
 
@@ -105,7 +112,7 @@ def test_variants_that_are_not_traced_have_no_operation_of_their_own() -> None:
     [
         pytest.param(name, id="=".join(names), marks=() if name in QUICK else pytest.mark.slow)
         for name, names in NAMES.items()
-        if name in ENTRIES or name in OF_THEIR_OWN or (ALL_CASES and not name.startswith("preset:"))
+        if name in TRACED or (ALL_CASES and not name.startswith("preset:"))
     ],
 )
 def test_l11_an_exported_step_equals_the_eager_one_over_a_thousand_steps(name: str) -> None:
@@ -117,6 +124,19 @@ def test_l11_an_exported_step_equals_the_eager_one_over_a_thousand_steps(name: s
     steps = 1000 if name in LONG else None if name in ENTRIES else FEW
     strict = STRICT_TRACING and name in STRICTLY
     laws.exported_equals_eager(traced_step(name), steps, 10 * CASES[name][1].tolerance, strict)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in TRACED and not name.startswith("preset:")])
+def test_l11_a_step_decides_nothing_by_a_number(name: str) -> None:
+    step = traced_step(name)
+    inputs, state = step.draw(BATCH, torch.Generator().manual_seed(0)), step.start()
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        outputs, after = step(
+            {key: mode.from_tensor(value) for key, value in inputs.items()},
+            {key: mode.from_tensor(value) for key, value in state.items()},
+        )
+    assert outputs["y"].shape == inputs["x"].shape
+    assert {key: value.shape for key, value in after.items()} == {key: value.shape for key, value in state.items()}
 
 
 @pytest.mark.parametrize("folder", ["attention", "functional", "memory", "positions", "blocks", "stacks", "policies"])

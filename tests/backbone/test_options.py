@@ -246,6 +246,8 @@ def test_an_option_changes_something_or_is_refused_beside_every_value_of_the_oth
                         written = [{**values[spec.axis], **each, **wanted} for each in telling]
                         configs = [BackboneConfig(**{**values, spec.axis: each}) for each in written]
                         found.append("".join(map(behavior, configs)))
+                    if len(set(found)) > 1:
+                        break
                 assert len(found) < 2 or len(set(found)) > 1, f"{key} changes nothing beside {other} {value!r}"
 
 

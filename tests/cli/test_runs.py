@@ -300,10 +300,8 @@ RESTARTS = [*CARTPOLE, "--train.restart_every", "40"]
     ("name", "words", "at", "saved"),
     [
         ("online", [], 96, 72),
-        ("online", RESTARTS, 120, 96),
         ("replay", [], 96, 72),
         ("replay", RESTARTS, 120, 84),
-        ("offline", ["--train.gradient_steps", "6"], 5, 4),
         ("offline", ["--online", "{timesteps: 60, updates_per_episode: 3, replay_episodes: 11}"], 9, 8),
     ],
 )
@@ -316,7 +314,10 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     at: int,
     saved: int,
 ) -> None:
-    """Weights, evaluations and everything logged, though logging went on behind the checkpoint."""
+    """Weights, evaluations and everything logged, though logging went on behind the checkpoint.
+
+    What ``kill_runs.py`` kills is left to it: an online run with restarts, and one that learns from data alone.
+    """
     words = [*words, *(["--train.total_timesteps", "168"] if name in ("online", "replay") else [])]
     run(capsys, "train", f"{name}.yaml", "--name", "whole", *words)
     with monkeypatch.context() as patched:
@@ -705,6 +706,7 @@ def test_a_policy_that_reads_rewards_is_evaluated_with_them(work: Path, capsys: 
     run(capsys, "train", "online.yaml", "--policy.previous_reward", "true")
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_pictures_are_drawn_for_either_agent(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "train", "online.yaml")
     run(capsys, "train", "offline.yaml")

@@ -1,4 +1,4 @@
-"""A step as agents have them, small: two gated layers over rings of 65 rows, an action from noise, a value."""
+"""A step as agents have them, small: a gated layer over rings of 65 rows, an action from noise, a value."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rltransformers.export.step import Tensors
 
-HEADS, WIDTH, ROWS, LAYERS = 4, 64, 65, 2
+HEADS, WIDTH, ROWS, LAYERS = 4, 64, 65, 1
 OBSERVATION, ACTIONS = 6, 4
 
 

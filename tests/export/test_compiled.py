@@ -243,7 +243,7 @@ class TestRefusals:
             (lambda i, s: i.update(first=torch.zeros(3)), r"first must be bool\[3\], got float32\[3\]"),
             (lambda i, s: i.update(bias=torch.zeros(3)), r"bias must be float32\[4\]"),
             (lambda i, s: s.update(keys0=s["keys0"].transpose(0, 1).contiguous().transpose(0, 1)), "keys0.*contiguous"),
-            (lambda i, s: s.update(keys0=s["keys1"]), "shares memory with keys1"),
+            (lambda i, s: s.update(keys0=s["values0"]), "shares memory with values0"),
             (lambda i, s: i.update(noise=s["keys0"].view(-1)[:12].view(3, 4)), "keys0.*shares memory with noise"),
         ],
     )

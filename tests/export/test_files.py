@@ -123,7 +123,7 @@ def test_tensors_of_an_onnx_file_have_stable_names_and_its_properties_say_what_t
     assert list(inputs) == ["bias", "first", "noise", "observation", *(f"state.{name}" for name in state)]
     assert list(outputs) == [*(["action", "log_probability", "position", "value"]), *(f"next.{name}" for name in state)]
     assert inputs["bias"] == [4] and inputs["noise"] == ["batch", 4] and inputs["state.clock"] == []
-    assert outputs["next.keys1"] == ["batch", 65, 64] == inputs["state.keys1"]
+    assert outputs["next.keys0"] == ["batch", 65, 64] == inputs["state.keys0"]
     about = json.loads(session.get_modelmeta().custom_metadata_map[METADATA])
     assert about["metadata"] == {"run": "é"}
     assert about["state"]["keys0"] == {"dtype": "float32", "shape": ["batch", 65, 64]}

@@ -14,7 +14,8 @@ from tests.export.test_files import onnx_step
 NEWTON = 1e-4
 """Twenty rounds of Newton's iterations and sums of logarithms enlarge the rounding of float32 by an order or two."""
 
-pytestmark = pytest.mark.slow
+# Operations of PyTorch, its compiler and ONNX; what our mechanisms take of them is traced by law L11.
+pytestmark = [pytest.mark.slow, pytest.mark.third_party]
 
 
 def test_every_operation_traces_and_equals_eager() -> None:
@@ -49,7 +50,6 @@ def test_operations_that_onnx_has_equal_eager_in_a_file(tmp_path: Path) -> None:
         assert_runs_equal(*(run_of(form, draw, state, 8) for form in forms), tolerance=NEWTON)
 
 
-@pytest.mark.third_party
 @pytest.mark.parametrize("name", sorted(ONNX_LACKS))
 def test_an_operation_that_onnx_lacks_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot be written as ONNX.*op='(aten|prims)\..*write a \.pt2 file"):
