@@ -17,6 +17,8 @@ from rltransformers.core.ranges import check, describe, shown
 Size = Annotated[int, Ge(1), Le(1_000_000)]
 """Rows, units, tokens: large enough for every use, small enough that products of three sizes fit 64 bits."""
 
+SizeOrZero = Annotated[int, Ge(0), Le(1_000_000)]
+
 WEIGHT = "weight"
 """Key beside the options of a loss."""
 LossWeight = Annotated[float, Ge(0), Le(1e6)]

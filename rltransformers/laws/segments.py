@@ -10,7 +10,6 @@ from rltransformers.laws.streams import (
     Case,
     blocks_of,
     in_parts,
-    relevant,
     require,
 )
 
@@ -47,7 +46,7 @@ def split_invariance(case: Case, splits: Iterable[Sequence[int]] = SPLITS) -> No
                 parts, after = in_parts(case, split, case.backbone.initial_state(len(case.x), cached=cached))
                 case.close(parts, y, f"outputs of one call and of calls of {str(split[:3])[1:-1]}, ... tokens")
                 if cached:  # empty rows hold zeros in one form and projected zeros in the other; nobody looks at them
-                    relevant(case, after, case.backbone.with_cache(state))
+                    case.close_states(after, case.backbone.with_cache(state), newest=True)
                 case.close_states(case.backbone.without_cache(after), state)
 
 
@@ -125,7 +124,7 @@ def episode_isolation(case: Case) -> None:
     for carried in (state.detach(), case.backbone.with_cache(state.detach())):
         again, after = case.backbone(case.x, carried, start)
         case.close(again, fresh, "outputs of new episodes behind an old state and from the start")
-        relevant(case, case.backbone.without_cache(after), after_fresh)
+        case.close_states(case.backbone.without_cache(after), after_fresh, newest=True)
 
 
 def padding(case: Case) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -96,12 +97,17 @@ class Case:
         allowed = error <= self.tolerance * (1 + expected.abs())
         require(allowed.all(), f"{what} differ by {float(error.max()):.1e}, allowed are {self.tolerance:.0e}")
 
-    def close_states(self, value: State, expected: State) -> None:
-        """Compare all tensors of two states; of rings what lies in the window, wherever the clocks stand."""
+    def close_states(self, value: State, expected: State, newest: bool = False) -> None:
+        """Compare all tensors of two states; of rings what lies in the window, wherever the clocks stand.
+
+        Args:
+            newest: compare only rows where a later token could look: those of the newest episode.
+        """
         value, expected = (self.backbone.in_order(state) if state.acts else state for state in (value, expected))
         require(value.tensors.keys() == expected.tensors.keys(), "two states of one backbone have other tensors")
         for name, tensor in expected.tensors.items():
-            self.close(value.tensors[name], tensor, f"state {name}")
+            rows = rows_of_newest(name, expected) if newest else ...
+            self.close(value.tensors[name][rows], tensor[rows], f"state {name}")
 
 
 def start_generators(number: int) -> None:
@@ -154,22 +160,11 @@ def in_parts(case: Case, split: Iterable[int], state: State | None) -> tuple[Ten
     return torch.cat(outputs, 1), state
 
 
-def relevant(case: Case, value: State, expected: State) -> None:
-    """Compare two states where a later token could look: rows of the newest episode."""
-    value, expected = (case.backbone.in_order(state) if state.acts else state for state in (value, expected))
-    p = expected.tensors["position"]
-    require(value.tensors.keys() == expected.tensors.keys(), "two states of one backbone have other tensors")
-    require(torch.equal(value.tensors["position"], p), "two states stand at other positions of their episodes")
-    for name, tensor in expected.tensors.items():
-        last = name.split(".")[-1]
-        other = value.tensors[name]
-        if last in ("hidden", "keys"):
-            young = torch.arange(tensor.shape[1] - 1, -1, -1) <= p[:, None]
-        elif last in ("sinks", "sink_keys"):
-            young = torch.arange(tensor.shape[1]) <= p[:, None]
-        elif last == "slot_keys":
-            young = expected.tensors[name.replace("slot_keys", "slots")].ne(0).any(-1)
-        else:
-            case.close(other, tensor, f"state {name}")
-            continue
-        case.close(other[young], tensor[young], f"state {name}")
+def rows_of_newest(name: str, state: State) -> Any:
+    """Index the rows of a tensor of a state that belong to the newest episode; all of it, where it has no such rows."""
+    tensor, p, last = state.tensors[name], state.tensors["position"], name.split(".")[-1]
+    if last in ("hidden", "keys"):
+        return torch.arange(tensor.shape[1] - 1, -1, -1) <= p[:, None]
+    if last in ("sinks", "sink_keys"):
+        return torch.arange(tensor.shape[1]) <= p[:, None]
+    return state.tensors[name.replace("slot_keys", "slots")].ne(0).any(-1) if last == "slot_keys" else ...

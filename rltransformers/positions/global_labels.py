@@ -4,14 +4,12 @@ Axes: B batch, H heads, T tokens, L distances, K head width.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from annotated_types import Ge, Le
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rltransformers.core.spec import Feature, Spec, Traits
+from rltransformers.core.spec import Feature, SizeOrZero, Spec, Traits
 from rltransformers.positions.interface import Acts, Position, Sizes
 
 
@@ -19,7 +17,7 @@ from rltransformers.positions.interface import Acts, Position, Sizes
 class Options:
     """Distance from which all share one vector."""
 
-    max_distance: Annotated[int, Ge(0), Le(1_000_000)] = 16
+    max_distance: SizeOrZero = 16
 
 
 class GlobalLabels(Position):

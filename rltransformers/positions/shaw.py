@@ -1,14 +1,12 @@
 """Learned vectors per clipped distance on keys and, optionally, values (Shaw et al. 2018)."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Feature, Spec
+from rltransformers.core.spec import Feature, SizeOrZero, Spec
 from rltransformers.positions.interface import Acts, Position, Sizes
 
 
@@ -21,7 +19,7 @@ class Options:
         values: have vectors on the values as well as on the keys.
     """
 
-    max_distance: Annotated[int, Ge(0), Le(1_000_000)] = 16
+    max_distance: SizeOrZero = 16
     values: bool = True
 
 

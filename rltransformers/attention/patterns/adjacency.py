@@ -13,7 +13,7 @@ from torch import Tensor
 from rltransformers.attention.patterns.interface import check_memory
 from rltransformers.attention.reach import Constant, Reach, Rule
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Feature, Spec, Traits
+from rltransformers.core.spec import Feature, SizeOrZero, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 Place = Annotated[int, Ge(0), Le(10_000)]
@@ -62,7 +62,7 @@ class Options:
         edges: pairs of steps of the episode, counted from 0; the first of a pair sees the second one.
     """
 
-    offsets: Sequence[Annotated[int, Ge(0), Le(1_000_000)]] = ()
+    offsets: Sequence[SizeOrZero] = ()
     edges: Sequence[tuple[Place, Place]] = ()
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from rltransformers.attention.patterns.interface import Draws, random_blocks, union
+from rltransformers.attention.patterns.interface import random_blocks, union
 from rltransformers.attention.reach import Reach, check_window
 from rltransformers.core.spec import Feature, Size, Spec, Traits, Unread
 from rltransformers.functional.draws import DrawSeed
@@ -27,7 +27,7 @@ class Options:
     """
 
     window: Size
-    random: Draws = 1
+    random: Annotated[int, Ge(0), Le(256)] = 1
     sinks: Annotated[int, Ge(0), Le(4096)] = 1
     block: Annotated[Size, NO_DRAWS] = 1
     seed: Annotated[DrawSeed, NO_DRAWS] = 0

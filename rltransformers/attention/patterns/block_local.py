@@ -1,12 +1,9 @@
 """Blocks of the episode: every token sees its own block, and some before it."""
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from annotated_types import Ge, Le
 
 from rltransformers.attention.patterns.interface import Blocks, blocks
-from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.core.spec import Feature, Size, SizeOrZero, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 
@@ -20,7 +17,7 @@ class Options:
     """
 
     block: Size
-    back: Annotated[int, Ge(0), Le(1_000_000)] = 0
+    back: SizeOrZero = 0
 
 
 def build(dims: Dims, options: Options) -> Blocks:

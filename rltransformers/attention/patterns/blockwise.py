@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
 
-from annotated_types import Ge, Le
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rltransformers.attention.patterns.interface import check_memory
 from rltransformers.attention.reach import Constant, Reach, Rule, in_turn
-from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.core.spec import Feature, Size, SizeOrZero, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 
@@ -54,7 +52,7 @@ class Options:
     """
 
     block: Size
-    shifts: Sequence[Annotated[int, Ge(0), Le(1_000_000)]] = (0, 1)
+    shifts: Sequence[SizeOrZero] = (0, 1)
     own: bool = False
 
 

@@ -1,18 +1,14 @@
 """Image Transformer, local in two dimensions: rectangles of a grid that holds the episode (Parmar et al. 2018)."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from annotated_types import Ge, Le
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rltransformers.attention.patterns.interface import check_memory
 from rltransformers.attention.reach import Reach, Rule
-from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.core.spec import Feature, Size, SizeOrZero, Spec, Traits
 from rltransformers.mixers.interface import Dims
-
-Beside = Annotated[int, Ge(0), Le(1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,8 @@ class Options:
     width: Size
     rows: Size
     columns: Size
-    above: Beside = 0
-    beside: Beside = 0
+    above: SizeOrZero = 0
+    beside: SizeOrZero = 0
 
 
 def build(dims: Dims, options: Options) -> Reach:

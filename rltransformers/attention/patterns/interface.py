@@ -5,19 +5,14 @@ the start of the episode, so neither a reset nor the way a stream is cut into ca
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from annotated_types import Ge, Le
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rltransformers.attention.reach import AnyOf, Reach, Rule
 from rltransformers.core.errors import ConfigError
 from rltransformers.mixers.interface import Dims
-
-Draws = Annotated[int, Ge(0), Le(256)]
-"""Keys or blocks that are drawn for every query."""
 
 PRIME = 2**31 - 1
 """The fifth power is one to one modulo it, and products of two such numbers fit 64 bits."""

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rltransformers.attention.patterns.interface import blocks, union
 from rltransformers.attention.reach import Reach, Rule
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Feature, Size, Spec, Traits, Unread
+from rltransformers.core.spec import Feature, Size, SizeOrZero, Spec, Traits, Unread
 from rltransformers.mixers.interface import Dims
 
 
@@ -48,7 +47,7 @@ class Options:
     block: Size
     summary: Annotated[Size, BLOCK_ALONE] = 1
     part: Literal["both", "block", "summary"] = "both"
-    offset: Annotated[int, Ge(0), Le(1_000_000), BLOCK_ALONE] = 0
+    offset: Annotated[SizeOrZero, BLOCK_ALONE] = 0
 
 
 def build(dims: Dims, options: Options) -> Reach:

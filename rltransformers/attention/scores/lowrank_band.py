@@ -4,10 +4,8 @@ Axes: B batch, H heads, T tokens, N key rows, K and V widths of a head, r width 
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import torch
-from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
@@ -60,7 +58,7 @@ class Options:
         window: steps that the other heads look back, the token's own included; None takes an eighth of the memory.
     """
 
-    narrow_heads: Annotated[int, Ge(1), Le(1_000_000)] | None = None
+    narrow_heads: Size | None = None
     rank: Size | None = None
     window: Size | None = None
 

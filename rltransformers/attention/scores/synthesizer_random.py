@@ -5,10 +5,8 @@ Axes: H heads, L distances, N distances that have a logit of their own, r rank.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
 
 import torch
-from annotated_types import Ge, Le
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -64,7 +62,7 @@ class Options:
     """
 
     distances: Size | None = None
-    rank: Annotated[int, Ge(1), Le(1_000_000)] | None = None
+    rank: Size | None = None
     learned: bool = True
     seed: DrawSeed = 0
 
