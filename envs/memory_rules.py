@@ -5,8 +5,9 @@ episode is a function of ``draws`` uniform numbers in [0, 1), so one generator p
 and in a batch.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -35,33 +36,53 @@ class Outcome(NamedTuple):
     truncated: Array | None = None
 
 
-class Rules(Protocol):
-    """One task. Stepping a finished copy is harmless and meaningless: whoever steps resets it."""
+class Rules(ABC):
+    """One task. Stepping a finished copy is harmless and meaningless: whoever steps resets it.
+
+    Attributes:
+        draws: how many uniform numbers one episode takes.
+        lowest: number of an observation; the largest is 1.
+    """
+
+    draws: ClassVar[int]
+    lowest: ClassVar[float] = 0.0
 
     @property
-    def draws(self) -> int:
-        """How many uniform numbers one episode takes."""
-
-    @property
+    @abstractmethod
     def horizon(self) -> int:
         """The largest number of steps in an episode."""
 
     @property
-    def observation_space(self) -> spaces.Box: ...
+    @abstractmethod
+    def entries(self) -> int:
+        """Length of an observation."""
 
     @property
-    def action_space(self) -> spaces.Discrete: ...
+    def actions(self) -> int:
+        """How many actions there are."""
+        return 4
 
+    @property
+    def observation_space(self) -> spaces.Box:
+        return spaces.Box(self.lowest, 1.0, (self.entries,), np.float32)
+
+    @property
+    def action_space(self) -> spaces.Discrete:
+        return spaces.Discrete(self.actions)
+
+    @abstractmethod
     def start(self, uniform: Array) -> State:
         """The first state from uniform numbers [N, draws]."""
 
+    @abstractmethod
     def observe(self, state: State) -> Array: ...
 
+    @abstractmethod
     def step(self, state: State, action: Array) -> Outcome: ...
 
 
 @dataclass(frozen=True)
-class CueRecall:
+class CueRecall(Rules):
     """A cue is shown at the first step; after ``delay`` empty steps it is asked for.
 
     Observation: Box [cues + 1], the cue one-hot at the first step, then zeros, the last entry 1 when the answer is due.
@@ -90,12 +111,12 @@ class CueRecall:
         return self.delay + 2
 
     @property
-    def observation_space(self) -> spaces.Box:
-        return spaces.Box(0.0, 1.0, (self.cues + 1,), np.float32)
+    def entries(self) -> int:
+        return self.cues + 1
 
     @property
-    def action_space(self) -> spaces.Discrete:
-        return spaces.Discrete(self.cues)
+    def actions(self) -> int:
+        return self.cues
 
     def start(self, uniform: Array) -> State:
         cue = _whole(uniform[:, 0], self.cues)
@@ -117,7 +138,7 @@ class CueRecall:
 
 
 @dataclass(frozen=True)
-class _TMaze:
+class _TMaze(Rules):
     """A corridor with a junction at its right end; the goal is above or below the junction.
 
     The agent starts ``detour`` cells right of the left end, where the goal is shown once. Published as the T-maze of
@@ -129,6 +150,8 @@ class _TMaze:
     shortest_corridor: int | None = None
 
     draws: ClassVar[int] = 1
+    entries: ClassVar[int] = 2
+    lowest: ClassVar[float] = -1.0
     detour: ClassVar[int]
 
     def __post_init__(self) -> None:
@@ -138,14 +161,6 @@ class _TMaze:
     @property
     def horizon(self) -> int:
         return self.corridor + 2 * self.detour + 1
-
-    @property
-    def observation_space(self) -> spaces.Box:
-        return spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-    @property
-    def action_space(self) -> spaces.Discrete:
-        return spaces.Discrete(4)
 
     def start(self, uniform: Array) -> State:
         zero = np.zeros(len(uniform), np.int64)
@@ -218,7 +233,7 @@ class ActiveTMaze(_TMaze):
 
 
 @dataclass(frozen=True)
-class KeyToDoor:
+class KeyToDoor(Rules):
     """Take a key in the first room, cross an empty room, reach the door in the third: one reward, far from its cause.
 
     Each of the three ``size`` x ``size`` rooms lasts ``phase_steps`` steps; the agent starts each in a random cell, key
@@ -240,6 +255,7 @@ class KeyToDoor:
     phase_steps: int = 8
 
     draws: ClassVar[int] = 5
+    entries: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
         _check_number("size", self.size, 2, 10_000)
@@ -253,10 +269,6 @@ class KeyToDoor:
     def observation_space(self) -> spaces.Box:
         low = np.array([0, 0, 0, 0, -1, -1], np.float32)
         return spaces.Box(low, np.ones(6, np.float32), dtype=np.float32)
-
-    @property
-    def action_space(self) -> spaces.Discrete:
-        return spaces.Discrete(4)
 
     def start(self, uniform: Array) -> State:
         cells = self.size**2
@@ -310,7 +322,7 @@ class KeyToDoor:
 
 
 @dataclass(frozen=True)
-class Stitching:
+class Stitching(Rules):
     """Walk through two rooms: from A to the door B, and from B to C. Recorded in parts, no episode shows the whole way.
 
     Two rooms of ``size`` x ``size`` cells. A is the bottom row of the first one, in a random cell of which the agent
@@ -334,6 +346,7 @@ class Stitching:
     parts: bool = False
 
     draws: ClassVar[int] = 2
+    entries: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         _check_number("size", self.size, 2, 10_000)
@@ -345,14 +358,6 @@ class Stitching:
     @property
     def horizon(self) -> int:
         return self.part_steps if self.parts else 2 * self.part_steps
-
-    @property
-    def observation_space(self) -> spaces.Box:
-        return spaces.Box(0.0, 1.0, (4,), np.float32)
-
-    @property
-    def action_space(self) -> spaces.Discrete:
-        return spaces.Discrete(4)
 
     def start(self, uniform: Array) -> State:
         second = (uniform[:, 0] < 0.5) & self.parts
@@ -385,7 +390,7 @@ class Stitching:
 
 
 @dataclass(frozen=True)
-class ProofOfMemory:
+class ProofOfMemory(Rules):
     """A line with a good and a bad end, which are shown while the agent cannot move yet; walk to the good one.
 
     The line has 11 cells, at -1, -0.8, ..., 1; an episode starts in one of the five from -0.4 to 0.4. Observation:
@@ -400,17 +405,12 @@ class ProofOfMemory:
     """
 
     draws: ClassVar[int] = 2
+    entries: ClassVar[int] = 3
+    actions: ClassVar[int] = 2
+    lowest: ClassVar[float] = -1.0
     horizon: ClassVar[int] = 16
     half: ClassVar[int] = 5
     shown: ClassVar[int] = 2
-
-    @property
-    def observation_space(self) -> spaces.Box:
-        return spaces.Box(-1.0, 1.0, (3,), np.float32)
-
-    @property
-    def action_space(self) -> spaces.Discrete:
-        return spaces.Discrete(2)
 
     def start(self, uniform: Array) -> State:
         return {
@@ -434,7 +434,7 @@ class ProofOfMemory:
 
 
 @dataclass(frozen=True)
-class DistractorTMaze:
+class DistractorTMaze(Rules):
     """A T-maze that shows the place, beside bits that mean nothing; the cue is shown at the first step alone.
 
     The agent starts in the first of ``corridor`` cells and turns in the last one. Observation: Box [10 + distractors]
@@ -484,12 +484,8 @@ class DistractorTMaze:
         return self.limit
 
     @property
-    def observation_space(self) -> spaces.Box:
-        return spaces.Box(0.0, 1.0, (2 + self.bits + self.distractors,), np.float32)
-
-    @property
-    def action_space(self) -> spaces.Discrete:
-        return spaces.Discrete(4)
+    def entries(self) -> int:
+        return 2 + self.bits + self.distractors
 
     def start(self, uniform: Array) -> State:
         side = _whole(uniform[:, 0], 2)
@@ -524,7 +520,7 @@ class DistractorTMaze:
 
 
 @dataclass(frozen=True)
-class EndlessTMaze:
+class EndlessTMaze(Rules):
     """Corridors one after another, each with a junction at its end and a cue of its own in its first cell.
 
     The agent walks by itself, one cell per step. Observation: Box [3] of zeros and ones: the cue, (1, 0) for left and
@@ -547,6 +543,8 @@ class EndlessTMaze:
     junctions: int = 10
 
     draws: ClassVar[int] = 1
+    entries: ClassVar[int] = 3
+    actions: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         _check_number("corridor", self.corridor, 2)
@@ -558,14 +556,6 @@ class EndlessTMaze:
     @property
     def horizon(self) -> int:
         return self.corridor * self.junctions
-
-    @property
-    def observation_space(self) -> spaces.Box:
-        return spaces.Box(0.0, 1.0, (3,), np.float32)
-
-    @property
-    def action_space(self) -> spaces.Discrete:
-        return spaces.Discrete(2)
 
     def start(self, uniform: Array) -> State:
         seed = _whole(uniform[:, 0], 2**53)

@@ -14,11 +14,11 @@ from rltransformers.backbone.build import PartNumbers, check_parts, part_numbers
 from rltransformers.backbone.choices import Choices, groups, read
 from rltransformers.backbone.losses import LOSSES
 from rltransformers.backbone.presets import PRESETS, Preset
-from rltransformers.backbone.rules import check_combinations, unread_of_loss
+from rltransformers.backbone.rules import check_combinations
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.extensions import load_installed
 from rltransformers.core.ranges import DropoutRate, check
-from rltransformers.core.spec import WEIGHT, Choice, Feature, LossWeight, Size, is_list, without_unread
+from rltransformers.core.spec import WEIGHT, Choice, Feature, LossWeight, Size, is_list
 
 ComputeType = Literal["float32", "bfloat16"]
 
@@ -185,37 +185,6 @@ class BackboneConfig:
     def numbers(self) -> tuple[int, int]:
         """Parameters, and numbers of training state per stream, of all parts but the norms around the layers."""
         return sum(self.counts.parameters.values()), sum(self.counts.training_state.values())
-
-
-def without_idle(values: Any) -> Any:
-    """Settings for ``from_dict`` without those of no effect, which files of earlier versions may hold.
-
-    These are choices for layers that there are not, options that nothing reads beside the others, and ``ff_width``
-    where no feed-forward part has a width.
-    """
-    if not isinstance(values, Mapping):
-        return values
-    defaults = {**PLAIN, **find_preset(values.get("preset", "gtrxl")).overrides}
-    given = _for_layers(values, {**defaults, **values}.get("layers", BackboneConfig.layers))
-    given |= {name: without_unread(given[name], axis.table) for name, axis in CHOICES.items() if name in given}
-    width, weights = given.pop("ff_width", None), given.pop("losses", None)
-    choices = BackboneConfig.from_dict(given).choices
-    if width is not None and Feature.MIXER_ALONE not in choices.ff.spec.offers:
-        given["ff_width"] = width
-    if weights is not None:
-        given["losses"] = _that_act(weights, choices)
-    return given
-
-
-def _that_act(losses: Mapping[str, Any], choices: Choices) -> dict[str, Any]:
-    """``losses`` without the options that nothing reads beside these choices."""
-    found = dict(losses)
-    for name, value in losses.items():
-        if isinstance(value, Mapping):
-            options = without_unread({**value, "name": name}, LOSSES)
-            unread = {"name", *unread_of_loss(name, choices.chosen())}
-            found[name] = {option: each for option, each in options.items() if option not in unread}
-    return found
 
 
 def _for_layers(values: Mapping[str, Any], layers: Any) -> dict[str, Any]:

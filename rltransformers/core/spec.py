@@ -285,22 +285,6 @@ class Choice:
         return {"name": self.name, **changed} if changed else self.name
 
 
-def without_unread(value: Any, table: Mapping[str, Spec]) -> Any:
-    """A choice as it is written, or a list of them, without the options that nothing reads beside the others."""
-    if is_list(value):
-        return [without_unread(each, table) for each in value]
-    if not isinstance(value, Mapping) or value.get("name") not in table:
-        return value
-    spec = table[value["name"]]
-    given = {
-        key: without_unread(option, table) if spec.ranges().get(key) == Sequence[Choice] else option
-        for key, option in value.items()
-    }
-    options = {**spec.defaults(), **given}
-    unread = spec.unread(spec.options(**{name: options[name] for name in spec.defaults()}))
-    return {key: option for key, option in given.items() if key not in unread}
-
-
 def is_list(value: Any) -> bool:
     """True for YAML lists and tuples."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -7,7 +7,7 @@ per step, and a minibatch is a set of whole segments (chosen environments).
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -23,15 +23,6 @@ Space = gym.Space[Any]
 Array = npt.NDArray[Any]
 Leaves = dict[str, Tensor]
 """Tensors by leaf path."""
-MemoryT = TypeVar("MemoryT", bound="Memory")
-
-
-class Memory(Protocol):
-    """A memory record as the buffer needs it: rows can be chosen, and it can be copied."""
-
-    def __getitem__(self: MemoryT, rows: Tensor) -> MemoryT: ...
-
-    def clone(self: MemoryT) -> MemoryT: ...
 
 
 @dataclass(frozen=True)
@@ -39,8 +30,9 @@ class Segment:
     """Consecutive steps of several environments and the memory they started from.
 
     ``first`` marks the first step of an episode. ``counts`` is False for rows that are no transition of the environment
-    (the reset row of next-step autoreset): they are in no loss. ``previous_action`` and ``previous_reward`` belong to
-    the step before the segment. Advantages and returns are those of the policy that acted.
+    (the reset row of next-step autoreset): they are in no loss. ``memory`` holds the action and the reward before the
+    segment, too; its rows can be chosen, and it can be cloned. Advantages and returns are those of the policy that
+    acted.
     """
 
     observations: Leaves  # [E, T, leaf shape]
@@ -52,9 +44,7 @@ class Segment:
     log_probs: Tensor  # [E, T]
     advantages: Tensor  # [E, T]
     returns: Tensor  # [E, T], targets of the value function
-    memory: Any  # Memory of E rows
-    previous_action: Leaves  # [E, leaf shape]
-    previous_reward: Tensor  # [E]
+    memory: Any  # of E rows
 
     def rows(self, index: Tensor) -> "Segment":
         """The segments of the chosen environments."""
@@ -69,8 +59,6 @@ class Segment:
             advantages=self.advantages[index],
             returns=self.returns[index],
             memory=self.memory[index],
-            previous_action={path: leaf[index] for path, leaf in self.previous_action.items()},
-            previous_reward=self.previous_reward[index],
         )
 
     def numbers(self) -> dict[str, Tensor]:
@@ -119,9 +107,7 @@ class RolloutBuffer:
         self.device = torch.device(device)
         self.reset()
 
-    def reset(
-        self, memory: Any = None, previous_action: Leaves | None = None, previous_reward: Tensor | None = None
-    ) -> None:
+    def reset(self, memory: Any = None) -> None:
         """Start a rollout whose first step sees ``memory`` (one row per environment).
 
         It is copied: what acting keeps is larger, because it has spare room for the steps to come.
@@ -131,8 +117,6 @@ class RolloutBuffer:
         self.memory = None if memory is None else memory.clone()
         none = self._zeros((self.n_envs,), self.action_leaves)
         nothing = torch.zeros(self.n_envs, device=self.device)
-        self.previous_action = {path: leaf.clone() for path, leaf in (previous_action or none).items()}
-        self.previous_reward = (nothing if previous_reward is None else previous_reward).clone()
         self.observations = self._zeros(lead, self.observation_leaves)
         self._columns = [(path, leaf.unbind(1)) for path, leaf in self.observations.items()]
         self._actions = [none] * self.n_steps
@@ -203,8 +187,6 @@ class RolloutBuffer:
             advantages=advantages,
             returns=advantages + values,
             memory=self.memory,
-            previous_action=self.previous_action,
-            previous_reward=self.previous_reward,
         )
 
 

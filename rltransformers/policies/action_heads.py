@@ -3,17 +3,18 @@
 "..." stands for any leading axes, W is model width, A counts outputs, U numbers of noise, M entries of a mask.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
 from jaxtyping import Bool, Float, Int, Shaped
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rltransformers.core.errors import DataError
+from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces
 from rltransformers.core.spec import Choice
 from rltransformers.core.values import NOT_FINITE, all_finite, finite, named, short
@@ -29,6 +30,15 @@ from rltransformers.policies.action_leaves import (
     holds_integers,
 )
 from rltransformers.policies.readouts.interface import Readout
+
+NoiseType = type[np.float32] | type[np.float64]
+
+
+class Noise(NamedTuple):
+    """Numbers that sampling one leaf of the action takes: standard normal ones, or uniform ones in [0, 1)."""
+
+    numbers: int
+    normal: bool
 
 
 class ActionHead(nn.Module):
@@ -236,6 +246,34 @@ class ActionHead(nn.Module):
         """Mean over the components of all Boxes, in head units; None where there is no Gaussian."""
         logs: list[Tensor] = [leaf.log_std for leaf in self.leaves if isinstance(leaf, GaussianAction)]
         return torch.cat(logs).exp().mean() if logs else None
+
+
+def noise_of(head: ActionHead) -> list[Noise]:
+    """Random numbers that sampling an action takes, by leaf."""
+    return [Noise(leaf.draws, leaf.normal_noise) for leaf in head.by_path.values()]
+
+
+def draw_noise(
+    noise: Sequence[Noise], rows: int, source: np.random.Generator | Sequence[np.random.Generator], kind: NoiseType
+) -> NDArray[Any]:
+    """Numbers [B, U] drawn with numpy, the same on every device: of one generator, or of one for each row.
+
+    With one for each row no row changes the numbers of another.
+
+    Raises:
+        ConfigError: for another number of generators than rows.
+    """
+    if isinstance(source, np.random.Generator):
+        parts = [
+            source.standard_normal((rows, each.numbers), kind)
+            if each.normal
+            else source.random((rows, each.numbers), kind)
+            for each in noise
+        ]
+        return np.concatenate([np.zeros((rows, 0), kind), *parts], axis=1)
+    if len(source) != rows:
+        raise ConfigError(f"generators are {len(source)}, the observations are of {rows} environments; give one each")
+    return np.concatenate([draw_noise(noise, 1, each, kind) for each in source])
 
 
 def as_arrays(actions: Mapping[str, Tensor], leaves: Mapping[str, gym.Space[Any]]) -> dict[str, np.ndarray]:

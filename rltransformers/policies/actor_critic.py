@@ -339,8 +339,8 @@ def last_actions(segment: Segment) -> Leaves:
 def previous_steps(segment: Segment) -> tuple[Leaves, Tensor]:
     """Actions by path [B, T, leaf shape] and reward [B, T] of the step before each step of a segment."""
     actions = {
-        path: torch.cat([segment.previous_action[path].unsqueeze(1), leaf[:, :-1]], dim=1)
+        path: torch.cat([segment.memory.previous_action[path].unsqueeze(1), leaf[:, :-1]], dim=1)
         for path, leaf in segment.actions.items()
     }
-    rewards = torch.cat([segment.previous_reward.unsqueeze(1), segment.rewards[:, :-1]], dim=1)
+    rewards = torch.cat([segment.memory.previous_reward.unsqueeze(1), segment.rewards[:, :-1]], dim=1)
     return actions, rewards

@@ -41,10 +41,9 @@ from rltransformers.core.values import NOT_FINITE, to_tensor
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 from rltransformers.functional.call import EVERY
 from rltransformers.memory.interface import Cached
-from rltransformers.policies.action_heads import ActionHead, as_arrays, blank_invalid
+from rltransformers.policies.action_heads import ActionHead, as_arrays, blank_invalid, draw_noise, noise_of
 from rltransformers.policies.encoders import ObservationEncoder, Observed, observe
 from rltransformers.policies.extractors import Extractor
-from rltransformers.policies.noise import draw_noise, noise_of
 from rltransformers.policies.observations import (
     StateWatch,
     check_state,
@@ -59,7 +58,7 @@ from rltransformers.policies.observations import (
 )
 from rltransformers.policies.observed import Encoding, observation_parts, read_observation
 from rltransformers.policies.output import PolicyOutput
-from rltransformers.policies.own_policies import policy_settings, restored_kwargs, stored_kwargs
+from rltransformers.policies.own_policies import policy_settings, stored_kwargs
 from rltransformers.policies.stored_size import check_stored_size
 
 Space = gym.Space[Any]
@@ -598,7 +597,7 @@ class MemoryPolicy(BasePolicy):
         checkpoint = load_checkpoint(path, kind)
         with contents_of(path, kind):
             stored, weights = checkpoint.settings, checkpoint.tensors["policy"]
-            keywords = restored_kwargs(check(stored["policy_kwargs"], Mapping[str, Any], "settings.policy_kwargs"))
+            keywords = check(stored["policy_kwargs"], Mapping[str, Any], "settings.policy_kwargs")
             keywords = policy_settings(cls, keywords, "settings.policy_kwargs.")
             check_stored_size(BackboneConfig.from_dict(keywords.get("backbone") or {}), weights)
             make: Any = cls  # a subclass, whose constructor is another than that of its base

@@ -11,7 +11,6 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.backbone.config import without_idle
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import annotations, check_settings, shown
 from rltransformers.policies.extractors import subclasses
@@ -67,11 +66,6 @@ def storable(value: Any, name: str) -> Any:
         f"{name} must be what a file can hold, so that the agent can be saved: a number, a text, a list or a mapping "
         f"of such; got {shown(value)}; give the name of a class or function, and find it by that where it is used"
     )
-
-
-def restored_kwargs(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a policy in a file, without settings of the backbone that earlier versions took to no effect."""
-    return {name: without_idle(value) if name == "backbone" else value for name, value in stored.items()}
 
 
 WITHOUT_CHANGE = ("losses", "checkpoint", "compute_dtype", "ff_chunks")

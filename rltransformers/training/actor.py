@@ -18,7 +18,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
 from rltransformers.core.seeding import branch
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
-from rltransformers.policies.noise import draw_noise
+from rltransformers.policies.action_heads import draw_noise
 from rltransformers.policies.observations import StateWatch, fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.output import Kinds, PolicyOutput
 from rltransformers.training.online.vec_envs import as_vec_env

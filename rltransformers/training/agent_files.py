@@ -37,7 +37,6 @@ from rltransformers.policies.own_policies import (
     check_same_network,
     named_policy,
     policy_settings,
-    restored_kwargs,
     stored_kwargs,
 )
 from rltransformers.policies.stored_size import check_stored_size
@@ -336,7 +335,7 @@ def describe(cls: Any, checkpoint: Checkpoint) -> Stored:
     values, tensors = checkpoint.settings, checkpoint.tensors
     known = {name: values[name] for name in cls.setting_names() if name in values and name != "tensorboard_log"}
     settings = check_settings(setting_hints(cls), known, "settings.")
-    keywords = restored_kwargs(settings["policy_kwargs"] or {})
+    keywords = settings["policy_kwargs"] or {}
     settings["policy_kwargs"] = cls.check_policy(keywords, "settings.policy_kwargs.", values["policy"])
     spaces = space_from_json(values["observation_space"]), space_from_json(values["action_space"])
     n_envs = check(values["n_envs"], Count, "settings.n_envs")

@@ -103,7 +103,7 @@ def forward(
     """Log-probability, value, entropy and barrier [E, T], weighted auxiliary loss, memory at the end."""
     actor: State = segment.memory.actor
     critic: State | None = segment.memory.critic
-    before_a, before_r = segment.previous_action[""], segment.previous_reward
+    before_a, before_r = segment.memory.previous_action[""], segment.memory.previous_reward
     parts: list[list[Tensor]] = [[], [], [], []]
     auxiliary = torch.zeros(())
     for begin in range(0, STEPS, window):

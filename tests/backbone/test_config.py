@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from rltransformers.backbone import PLAIN, PRESETS, Backbone, BackboneConfig, catalogue
-from rltransformers.backbone.config import without_idle
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Choice
 from rltransformers.memory import compressive
@@ -220,31 +219,6 @@ def test_a_config_that_cannot_work_is_refused(values: dict[str, Any], message: s
 def test_options_that_do_not_fit_each_other_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BackboneConfig(**{**PLAIN, **values})
-
-
-def test_files_with_settings_of_no_effect_are_read_without_them() -> None:
-    banded = {"name": "sparse_fixed", "block": 3, "part": "block"}
-    exits = {"weight": 1.0, "training": "mixed"}
-    stored: dict[str, Any] = {
-        "heads": 4,
-        "ff": "none",
-        "ff_width": 9,
-        "pattern": [["full", {"name": "union", "patterns": [{**banded, "summary": 2}, "full"]}, "full", banded]],
-        "depth": {"name": "calm", "decay": None, "horizon": 9},
-        "losses": {"exits": {**exits, "weights": "uniform", "slack": 0.3, "penalty": 1}},
-    }
-    assert without_idle(stored) == {
-        "heads": 4,
-        "ff": "none",
-        "pattern": [["full", {"name": "union", "patterns": [banded, "full"]}, "full", banded]],
-        "depth": {"name": "calm", "decay": None},
-        "losses": {"exits": exits},
-    }
-    with pytest.raises(ConfigError, match="has no effect"):
-        BackboneConfig.from_dict(stored)
-    BackboneConfig.from_dict(without_idle(stored))
-    adaptive = {"depth": "depth_adaptive", "losses": {"exits": {"weight": 1.0, "penalty": 1.0}, "al_rfou": 1.0}}
-    assert without_idle(adaptive) == adaptive
 
 
 def test_unknown_settings_and_presets_are_refused_with_the_closest_name() -> None:

@@ -14,7 +14,6 @@ from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.backbone.config import without_idle
 from rltransformers.core.checkpoint import (
     Checkpoint,
     File,
@@ -414,7 +413,7 @@ class StoredDecisionTransformer:
             options = check(values["critic_options"], Mapping[str, Any], "critic_options")
             values["critic_options"] = CriticOptions.read(options)
         settings = replace(Settings(**values), **replaced)
-        backbone = BackboneConfig.from_dict(without_idle(stored["backbone"]))
+        backbone = BackboneConfig.from_dict(stored["backbone"])
         check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)
         check_stored_size(backbone, weights)
         statistics = None

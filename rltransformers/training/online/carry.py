@@ -89,7 +89,7 @@ def stored_segment(
     steps = check_tensor(tensors["rewards"], "segment.rewards", (n_envs, None), torch.float32).shape[1]
     empty = RolloutBuffer(1, steps, policy.seen_leaves, policy.action_space, device)
     blank = policy.initial_state(1, cached=False)
-    empty.reset(blank, blank.previous_action, blank.previous_reward)
+    empty.reset(blank)
     check_same(tensors, segment_tensors(empty.finish(blank.previous_reward, 1.0, 1.0)), "segment", n_envs)
     return segment_of(tensors)
 

@@ -126,8 +126,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         carry, policy = self.carry, self._actor
         self._rollout_from = before = self.num_timesteps
         policy.set_training_mode(False)
-        start = policy.without_cache(carry.acting)
-        buffer.reset(start, start.previous_action, start.previous_reward)
+        buffer.reset(policy.without_cache(carry.acting))
         callback.on_rollout_start()
         if self._guard.moves != self._moves:
             self._reset_environments()
