@@ -90,7 +90,7 @@ def test_gymnasium_checker_passes_without_a_warning(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.filterwarnings("ignore:.*initialized with render_mode")
+@pytest.mark.filterwarnings("ignore:.*initialised with render_mode")
 def test_make_vec_env_of_stable_baselines3_takes_them(task: str) -> None:
     envs = make_vec_env(f"rltransformers/{task}-v0", n_envs=2, seed=0)
     assert envs.observation_space.contains(np.asarray(envs.reset())[0])
