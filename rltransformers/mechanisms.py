@@ -12,10 +12,9 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from rltransformers.attention.columns import Columns
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
-from rltransformers.attention.reach import Reach, Rule
+from rltransformers.attention.reach import Columns, Reach, Rule
 from rltransformers.attention.roles import (
     Chooser,
     Combine,

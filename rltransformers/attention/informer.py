@@ -12,7 +12,6 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rltransformers.attention.engines.gathered import fetch
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.patterns.interface import PRIME, mixed
 from rltransformers.attention.plan import Plan
@@ -21,6 +20,7 @@ from rltransformers.functional import windows
 from rltransformers.functional.call import Call
 from rltransformers.functional.draws import DrawSeed
 from rltransformers.functional.keys import Group, Past, Ring
+from rltransformers.functional.windows import fetch
 from rltransformers.mixers.interface import Dims, Mixed
 
 MAX_SAMPLES = 4096

@@ -12,32 +12,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention import reports
-from rltransformers.attention.columns import (
-    Columns,
-    allowed_at,
-    by_distance,
-    columns_of,
-    listed_tables,
-    scores_by_distance,
-    tables_of,
-)
-from rltransformers.attention.engines.dense import dense
-from rltransformers.attention.engines.fused import banded, fused
-from rltransformers.attention.engines.gathered import gathered
+from rltransformers.attention import engines
 from rltransformers.attention.plan import Plan
-from rltransformers.attention.roles import HandUp, Heads, View, joined_heads, side_by_side
+from rltransformers.attention.reach import Columns, allowed_at, block_of, columns_of
+from rltransformers.attention.roles import HandUp, Heads, View, joined_heads
 from rltransformers.attention.rotation import turn_rows
 from rltransformers.functional import windows
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
-from rltransformers.functional.keys import Past, Rows, cut_past
+from rltransformers.functional.keys import Group, Past, Rows, cut_past
 from rltransformers.mixers.interface import Dims, Mixed, RowMixer
 from rltransformers.positions.interface import BY_PLACE, at_places
 
-SMALLEST_BLOCK = 32  # tokens; smaller blocks cost more in small products than they save in keys outside the window
 FEW_QUERIES = 8  # up to here PyTorch's kernel is faster: it reads keys where they lie, not moved head by head
-
-Engine = Callable[[Tensor, Tensor, Tensor, Tensor | None, Columns, float], Tensor]
 
 
 class Attention(RowMixer):
@@ -89,7 +75,7 @@ class Attention(RowMixer):
         """Scores by distance, and the turns of rows by how far they lie back."""
         weight = self.project.weight
         distance = torch.arange(reach, device=weight.device)
-        scores = tables_of(self.plan, distance, weight)
+        scores = engines.tables_of(self.plan, distance, weight)
         return scores | ({"circle": self.position.circle(distance, weight)} if self.plan.turns else {})
 
     def table_sources(self) -> list[nn.Module]:
@@ -113,16 +99,27 @@ class Attention(RowMixer):
         """
         plan, listens = self.plan, call.probe.listens
         if listens:
-            reports.of_inputs(self, h, past[-1], call)
+            self.report_inputs(h, past[-1], call)
         elif call.wanted == NOBODY and self.chooser is None and plan.hands is HandUp.NOTHING:
             return Mixed(h[:, :0], state)
         if plan.hands is HandUp.DISTANCES:
             below, state = plan.prior.carry(below, state, call)
         heads, state, handed = self.heads(h, query, past, state, call, below, EVERY if listens else call.wanted)
         if listens:
-            reports.of_outputs(self, heads, call)
+            for objective in plan.objectives:
+                outputs = heads.unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
+                objective.report(objective.of_outputs(outputs), call)
             heads = chosen(heads, call.wanted)
         return Mixed(self.combined(heads), state, handed)
+
+    def report_inputs(self, h: Float[Tensor, "B T D"], window: Group, call: Call) -> None:
+        """Report the losses of the parts, and of the values that the tokens themselves offer."""
+        for part in self.plan.parts:
+            part.tell(h, call)
+        if self.plan.objectives and isinstance(window.place, Rows):
+            values = self.split(window.rows[:, -h.shape[1] :], shares=True)[1]
+            for objective in self.plan.objectives:
+                objective.report(objective.of_values(values), call)
 
     def combined(self, heads: Float[Tensor, "B T HV"]) -> Float[Tensor, "B T D"]:
         """The outputs of the heads as the output of the layer."""
@@ -146,8 +143,8 @@ class Attention(RowMixer):
         if self.chooser is not None:
             out, handed, state = self.choose(h, query, past, state, call, below)
             return chosen(joined_heads(out), wanted), state, handed
-        (batch, time), block = query.shape[:2], block_of(self.horizon)
-        if not cuts(past, self.horizon + block):
+        (batch, time), block = query.shape[:2], block_of(past, self.horizon)
+        if not block:
             early = EVERY if self.plan.ordered else wanted
             out, handed = self.attend(h, chosen(query, early), past, call, below, early)
             joined = joined_heads(out)
@@ -168,22 +165,30 @@ class Attention(RowMixer):
         plan, q = self.plan, self.score.split_queries(query)
         content = self.position.content_query(q)
         columns = columns_of(plan.pattern, [(group.place, group.rows.shape[-2]) for group in past], call)
-        listed = listed_tables(plan, q, columns, call)
-        scores = scores_by_distance(plan, q, listed, columns, call)
+        scores, listed = engines.scores_by_distance(plan, q, columns, call)
         engine = self.engine(q, past, scores, columns, call)
-        shares = engine is fused and q.shape[2] == 1  # it takes one token's query heads in groups that share keys
+        shares = (
+            engine is engines.fused and q.shape[2] == 1
+        )  # it takes one token's query heads in groups that share keys
         groups = [Heads(*self.split(group.rows, shares), group.place) for group in past]
         if plan.turns:
             content, groups = turn_rows(self.position, content, groups, self.horizon, call)
         if engine is None:
             return self.weigh(content, groups, scores, listed, View(h, columns, below), call)
+        k, v = groups[0].k, groups[0].v
+        if len(groups) > 1:
+            k, v = torch.cat([group.k for group in groups], 2), torch.cat([group.v for group in groups], 2)
         if early != EVERY:
             columns = replace(columns, mask=columns.mask[:, :, early])
-        k, v = side_by_side([group.k for group in groups]), side_by_side([group.v for group in groups])
-        return engine(content, k, v, scores, columns, plan.dropout if self.training else 0.0), None
+        rate = plan.dropout if self.training else 0.0
+        if engine is engines.banded:
+            return engines.banded(content, k, v, scores, columns.mask, rate), None
+        return engines.fused(content, k, v, scores, columns, rate), None
 
-    def engine(self, q: Tensor, past: Past, scores: Tensor | None, columns: Columns, call: Call) -> Engine | None:
-        """Choose ``fused``, ``banded``, or None for ``dense``, which shows its weights; all compute the same."""
+    def engine(
+        self, q: Tensor, past: Past, scores: Tensor | None, columns: Columns, call: Call
+    ) -> Callable[..., Tensor] | None:
+        """Choose ``fused``, ``banded``, or None for ``dense``, which shows its weights; all agree."""
         plan, probe, time = self.plan, call.probe, q.shape[2]
         reads_weights = probe.reads_weights or (probe.listens and plan.judges_weights)
         if plan.explicit or reads_weights or (len(past) > 1 and any(group.per_token for group in past)):
@@ -191,9 +196,9 @@ class Attention(RowMixer):
         drops = plan.dropout > 0.0 and self.training and q.device.type == "cpu"
         learns = torch.is_grad_enabled() and q.requires_grad
         if not drops and (scores is None or (time <= FEW_QUERIES and not learns)):
-            return fused
-        fits = columns.contiguous and columns.length <= columns.mask.shape[-1] - time + 1
-        return banded if scores is None or fits else None
+            return engines.fused
+        fits = columns.contiguous and len(columns.listed) <= columns.mask.shape[-1] - time + 1
+        return engines.banded if scores is None or fits else None
 
     def choose(
         self, h: Tensor, query: Tensor, past: Past, state: dict[str, Tensor], call: Call, below: Tensor | None
@@ -210,21 +215,24 @@ class Attention(RowMixer):
         if plan.turns:
             content, groups = turn_rows(self.position, content, groups, self.horizon, call)
         others, window, made = groups[: len(past) - 1], groups[len(past) - 1], groups[len(past) :]
-        groups = [*others, *gathered(window, replace(selected, others=tuple(made)))]
+        k, v = windows.fetch(window.k, selected.index), windows.fetch(window.v, selected.index)
+        groups = [*others, *made, Heads(k, v, selected.at, selected.shift)]
         columns = columns_of(plan.pattern, [(group.place, group.k.shape[-2]) for group in groups], call)
-        listed = listed_tables(plan, q, columns, call)
-        scores = scores_by_distance(plan, q, listed, columns, call)
+        scores, listed = engines.scores_by_distance(plan, q, columns, call)
         return *self.weigh(content, groups, scores, listed, View(h, columns, below), call), state
 
     def weigh(
         self, q: Tensor, groups: list[Heads], scores: Tensor | None, listed: dict[str, Tensor], view: View, call: Call
     ) -> tuple[Float[Tensor, "B H T V"], Tensor | None]:
         """Run the dense engine, report its weights, and take what the layer above builds on."""
-        out, handed, weights = dense(self.plan, q, groups, scores, listed, view, self.training)
+        out, handed, weights = engines.dense(self.plan, q, groups, scores, listed, view, self.training)
         if call.probe.listens:
-            reports.of_weights(self, weights, view.columns, call)
+            if call.probe.reads_weights:
+                engines.add_metrics(weights, view.columns, 1 - self.filled(call.tokens.p) / (self.horizon + 1), call)
+            for objective in self.plan.objectives:
+                objective.report(objective.of_weights(weights, view.columns, call.tokens), call)
         if self.plan.hands is HandUp.DISTANCES:
-            handed = by_distance(handed, view.columns.visible, groups[-1], self.horizon + 1)
+            handed = engines.by_distance(handed, view.columns.visible, groups[-1], self.horizon + 1)
         return out, None if self.plan.hands is HandUp.NOTHING else handed
 
     def split(self, rows: Float[Tensor, "B *T N E"], shares: bool = False) -> tuple[Tensor, Tensor]:
@@ -248,14 +256,3 @@ class Attention(RowMixer):
         """Let the chooser learn between collecting and learning."""
         if self.chooser is not None:
             self.chooser.maintain()
-
-
-def block_of(horizon: int) -> int:
-    """Tokens of a block: a quarter of the window, so that few keys stand outside it."""
-    return max(-(-horizon // 4), SMALLEST_BLOCK)
-
-
-def cuts(past: Past, rows: int) -> bool:
-    """True if the window has more than ``rows`` rows and the groups in front of it belong to single tokens."""
-    *others, window = past
-    return isinstance(window.place, Rows) and rows < window.rows.shape[1] and all(each.per_token for each in others)

@@ -1,20 +1,29 @@
 """Who may look at whom, as a function of the distance, and of the query's position in its episode where a rule asks.
 
-Axes: B batch, H heads (1 where heads agree), T tokens, N keys, L distances.
+Below the reaches of heads and the pattern of a layer stand the keys of one call side by side: how far each lies from
+every query, and whether it is seen.
+
+Axes: B batch, H heads (1 where heads agree), T tokens, N keys of a group, S keys of all groups, L listed distances.
 """
 
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import NoOptions, Spec, Traits
+from rltransformers.functional import windows
+from rltransformers.functional.call import Call
+from rltransformers.functional.keys import At, Past, Place, Ring, Rows
 from rltransformers.mixers.interface import Dims
+
+SMALLEST_BLOCK = 32  # tokens; smaller blocks cost more in small products than they save in keys outside the window
 
 
 class Constant(nn.Module):
@@ -187,6 +196,163 @@ class Pattern:
         if self.ruled:
             beyond = beyond | ~self.by_rule(distance[:, None], p)
         return beyond & owned[:, None]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """All keys of one call side by side: distances and visibility.
+
+    Whatever depends on the distance alone is computed once per listed distance and spread over the keys.
+
+    Attributes:
+        mask: 0, or the shift of its place, where a key is seen, minus infinity elsewhere.
+        listed: the distances for which scores are computed.
+        index: per group, where its keys find their distance in ``listed``: [T, N], [B, T, N] or [B, H, T, N]; None for
+            keys that are listed as they lie.
+        contiguous: number of key rows where there are no others and they are contiguous in time, else 0.
+    """
+
+    mask: Float[Tensor, "B h T S"]
+    listed: Int[Tensor, " L"]
+    index: tuple[Tensor | None, ...]
+    contiguous: int
+
+    @property
+    def visible(self) -> Bool[Tensor, "B h T S"]:
+        """Where a query may look."""
+        return self.mask > -math.inf
+
+    def spread(self, scores: Float[Tensor, "... L"]) -> Float[Tensor, "B H T S"]:
+        """Scores [H, L] or [B, H, T, L] by listed distance, by key."""
+        return beside(self.by_group(scores))
+
+    def by_group(self, scores: Float[Tensor, "... L"]) -> list[Float[Tensor, "b H t N"]]:
+        """The same, group by group."""
+        if scores.dim() == 2:
+            scores = scores[None, :, None]
+        elif self.contiguous:
+            return [windows.by_key(scores, self.contiguous)]
+        groups = []
+        for index in self.index:
+            if index is None:
+                groups.append(scores)
+            elif index.dim() == 2 and scores.shape[0] == 1 and scores.shape[2] == 1:
+                groups.append(scores[:, :, 0][..., index])
+            else:
+                index = by_head(index)
+                batch, heads, time = max(scores.shape[0], index.shape[0]), scores.shape[1], index.shape[2]
+                own = scores.expand(batch, -1, time, -1)
+                groups.append(own.gather(-1, index.expand(batch, heads, -1, -1)))
+        return groups
+
+    @property
+    def length(self) -> int:
+        """L, where 0 .. L - 1 are the listed distances in any order."""
+        return self.listed.shape[0]
+
+    def distances(self) -> list[Int[Tensor, "b h T N"]]:
+        """Distance of every key, group by group; 0 for keys of the future."""
+        time = self.mask.shape[2]
+        return [
+            self.listed.expand(1, 1, time, -1) if index is None else self.listed[by_head(index)] for index in self.index
+        ]
+
+
+def by_head(index: Shaped[Tensor, "... T N"]) -> Shaped[Tensor, "B h T N"]:
+    """With the axes of streams and heads."""
+    if index.dim() == 2:
+        return index[None, None]
+    return index[:, None] if index.dim() == 3 else index
+
+
+def beside(parts: list[Tensor]) -> Tensor:
+    """Along the last axis, streams and heads expanded; one alone costs nothing."""
+    if len(parts) == 1:
+        return parts[0]
+    batch, heads = max(part.shape[0] for part in parts), max(part.shape[1] for part in parts)
+    return torch.cat([part.expand(batch, heads, -1, -1) for part in parts], -1)
+
+
+def columns_of(pattern: Pattern, groups: list[tuple[Place, int]], call: Call) -> Columns:
+    """The columns of groups with these places and so many keys; those of a window alone are shared by the layers."""
+    places, counts = zip(*groups, strict=True)
+    elsewhere = [place for place in places if isinstance(place, At)]
+    key = "columns", pattern, counts, type(places[0])
+    if not elsewhere and key in call.made:
+        shared: Columns = call.made[key]
+        return shared
+    p, time, alone = call.tokens.p, call.tokens.p.shape[1], len(places) == 1
+    if alone and isinstance(places[0], Ring) and time == 1:
+        age = places[0].age
+        columns = Columns(window_mask(pattern, age[None], p, counts[0] <= pattern.dense), age, (None,), 0)
+    else:
+        edge = pattern.horizon + 1
+        farthest = [edge if place.farthest is None else place.farthest for place in elsewhere]
+        length = max(pattern.horizon, *farthest) + 1 if elsewhere else min(edge, *counts)
+        masks, index = [], []
+        for place, count in zip(places, counts, strict=True):
+            if isinstance(place, At):
+                visible, distance = by_head(place.visible), place.distance
+                if place.outside:  # as sinks: seen where the window of the pattern does not reach
+                    visible = visible & pattern.outside(distance, p)
+                masks.append(torch.where(visible, place.shift, -math.inf))
+            else:
+                distance = window_distance(place, time, count, p.device)
+                masks.append(window_mask(pattern, distance, p))
+            index.append(length - 1 - distance.clamp(0, length - 1))
+        contiguous = counts[0] if alone and isinstance(places[0], Rows) else 0
+        columns = Columns(beside(masks), windows.descending(length, p.device), tuple(index), contiguous)
+    if not elsewhere:
+        call.made[key] = columns
+    return columns
+
+
+def window_distance(place: Rows | Ring, time: int, count: int, device: torch.device) -> Int[Tensor, "T N"]:
+    """Tokens from every query back to every row; negative for the future."""
+    age = windows.descending(count, device) if isinstance(place, Rows) else place.age
+    return age - windows.descending(time, device)[:, None]
+
+
+def allowed_at(pattern: Pattern, place: At, p: Int[Tensor, "B T"]) -> At:
+    """The place without the distances that leave the token's own episode or that the pattern does not allow."""
+    distance, reaches = by_head(place.distance), pattern.heads
+    if len(reaches) == 1:
+        allowed = reaches[0].allowed(distance)
+    else:
+        each = distance.expand(-1, len(reaches), -1, -1).unbind(1)
+        allowed = torch.stack([reach.allowed(row) for reach, row in zip(reaches, each, strict=True)], 1)
+    allowed = allowed & pattern.by_rule(distance, p) if pattern.ruled else allowed
+    limit = torch.minimum(pattern.limits(p), p[:, None])
+    return replace(place, visible=by_head(place.visible) & allowed & (distance <= limit[..., None]))
+
+
+def window_mask(
+    pattern: Pattern, distance: Int[Tensor, "T N"], p: Int[Tensor, "B T"], everywhere: bool = False
+) -> Float[Tensor, "B h T N"]:
+    """0 for keys of the token's own episode at a distance that the pattern allows, minus infinity elsewhere.
+
+    Args:
+        everywhere: whether the pattern is known to allow all of the distances.
+    """
+    limit = torch.minimum(pattern.limits(p), p[:, None]) if pattern.anchored else p[:, None]
+    seen = distance <= limit[..., None]
+    seen = seen if everywhere else seen & pattern.allowed(distance)
+    seen = seen & pattern.by_rule(distance[None, None], p) if pattern.ruled else seen
+    return torch.where(seen, 0.0, -math.inf)
+
+
+def block_size(horizon: int) -> int:
+    """Tokens of a block: a quarter of the window, so that few keys stand outside it."""
+    return max(-(-horizon // 4), SMALLEST_BLOCK)
+
+
+def block_of(past: Past, horizon: int) -> int:
+    """Tokens of a block, 0 for a call that is not cut: one that is short, or has further keys for all tokens."""
+    *others, window = past
+    if not isinstance(window.place, Rows) or not all(group.per_token for group in others):
+        return 0
+    block = block_size(horizon)
+    return block if horizon + block < window.rows.shape[1] else 0
 
 
 def in_turn(name: str, values: Sequence[int], heads: int) -> tuple[int, ...]:

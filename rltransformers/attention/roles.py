@@ -19,8 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.columns import Columns
-from rltransformers.attention.reach import Pattern, Reach
+from rltransformers.attention.reach import Columns, Pattern, Reach
 from rltransformers.core.spec import NoOptions, Spec
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import At, Place, Rows
@@ -169,6 +168,15 @@ class Objective:
         """Whether weights have to be explicit."""
         return False
 
+    def report(self, value: Judged | Tensor | None, call: Call) -> None:
+        """Add a loss to the record: its mean over the valid tokens that the objective counts."""
+        if value is None:
+            return
+        if isinstance(value, Tensor):
+            value = Judged(value[:, None], torch.ones_like(value, dtype=torch.bool)[:, None])
+        counts = (value.counts & call.tokens.valid()[:, None]).to(value.loss.dtype)
+        call.probe.loss(self.name, (value.loss * counts).sum() / counts.sum().clamp(min=1))
+
     def of_values(self, values: Float[Tensor, "B G T V"]) -> Float[Tensor, "B T"] | None:
         """From the values that the tokens themselves offer; None where these do not matter."""
         return None
@@ -207,11 +215,6 @@ def joined_heads(mixed: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T HV"]:
     if time == 1:
         return mixed.reshape(batch, 1, heads * width)
     return mixed.transpose(1, 2).reshape(batch, time, heads * width)
-
-
-def side_by_side(parts: list[Tensor]) -> Tensor:
-    """Groups along the axis of keys; one alone costs nothing."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
 class Score(Part):

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rltransformers.attention.layer import Attention, block_of, cuts
+from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
+from rltransformers.attention.reach import block_of
 from rltransformers.attention.store import Store
 from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
 from rltransformers.functional import windows
@@ -58,14 +59,13 @@ class Memorizing(Attention):
     def recall(self, query: Float[Tensor, "B T Q"], rows: Group, call: Call) -> Float[Tensor, "B T H R"]:
         """Retrieve for every query, long calls in blocks."""
         (batch, time), horizon = query.shape[:2], self.horizon + self.stored
-        block = block_of(horizon)
-        folds = cuts((rows,), horizon + block)
-        if folds:
+        block = block_of((rows,), horizon)
+        if block:
             (rows,) = cut_past((rows,), block, horizon, time)
             query, call = windows.fold(query, block), call.cut(block)
         assert not isinstance(rows.place, At)
         retrieved = self.store.retrieve(query, *self.score.keys_of(rows.rows), rows.place, call)
-        return windows.unfold_tokens(retrieved, time, batch) if folds else retrieved
+        return windows.unfold_tokens(retrieved, time, batch) if block else retrieved
 
 
 def newest(store: Group, horizon: int, tokens_per_step: int, call: Call) -> Group:

@@ -10,12 +10,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from rltransformers.attention.columns import window_distance
-from rltransformers.attention.engines.gathered import fetch
-from rltransformers.attention.reach import Reach
+from rltransformers.attention.reach import Reach, window_distance
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Ring, Rows
 from rltransformers.functional.nearest import FlatIndex, Search, searches_outside, unit
+from rltransformers.functional.windows import fetch
 from rltransformers.mixers.interface import Dims
 
 

@@ -16,7 +16,7 @@ from rltransformers.backbone.build import build_layers, build_positions
 from rltransformers.backbone.config import BackboneConfig
 from rltransformers.backbone.depth import Depth
 from rltransformers.backbone.losses import ExitOptions
-from rltransformers.backbone.state import State, prefixed
+from rltransformers.backbone.state import State, part_of, prefixed
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.residual import normalized
 from rltransformers.core.errors import ConfigError, DataError
@@ -152,7 +152,7 @@ class Backbone(nn.Module):
 
     def mixers(self) -> list[Mixer]:
         """The mixer of every layer with weights of its own."""
-        return [self.layer(index).mixing.mixer for index in range(len(self.layers))]
+        return [layer.mixing.mixer for layer in self.stack.layers[: len(self.layers)]]
 
     def forward(
         self,
@@ -258,7 +258,7 @@ class Backbone(nn.Module):
             context=context,
         )
         y, after = self.run(x, self.layer_states(state, x), call)
-        return y, State.of_layers({"position": tokens.p[:, -1], "clock": clock + x.shape[1]}, after)
+        return y, state_of({"position": tokens.p[:, -1], "clock": clock + x.shape[1]}, after)
 
     def segment(
         self,
@@ -303,7 +303,7 @@ class Backbone(nn.Module):
             record.mixed = None if mixed is None else placed(normalized(self.final_norm, like(mixed, x)))
         last = tokens.last_position()
         last = last.clone() if valid is None and time > 1 else last  # a view would keep the places of all tokens
-        return placed(x), State.of_layers({"position": last}, after)
+        return placed(x), state_of({"position": last}, after)
 
     def run(self, x: Tensor, states: list[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
         """Embedding, layers, norms: the wanted tokens, and the states of the layers."""
@@ -468,17 +468,15 @@ class Backbone(nn.Module):
         if torch.is_grad_enabled():
             tensors = {name: value.clone() if value.is_inference() else value for name, value in tensors.items()}
         tensors = {name: value.detach() if value.requires_grad else value for name, value in tensors.items()}
-        return State(tensors).layers(self.config.layers)
+        return [part_of(f"layer{index}", tensors) for index in range(self.config.layers)]
 
     def with_cache(self, state: State) -> State:
         """Acting form of ``state``: keys and values of what is remembered, with today's weights."""
         with torch.no_grad():
             state = self.without_cache(state)
             before = state.tensors["position"]
-            return self.clocked(
-                self.map_memories(
-                    state, lambda layer, memory, part: memory.in_rings(memory.with_keys(part, layer.keys_of, before))
-                )
+            return self.in_rings(
+                self.map_memories(state, lambda layer, memory, part: memory.with_keys(part, layer.keys_of, before))
             )
 
     def without_cache(self, state: State) -> State:
@@ -492,23 +490,19 @@ class Backbone(nn.Module):
         return self.map_memories(state, lambda layer, memory, part: memory.in_order(part, clock))
 
     def in_rings(self, state: State) -> State:
-        """The inverse of ``in_order``."""
-        return self.clocked(self.map_memories(state, lambda layer, memory, part: memory.in_rings(part)))
-
-    def clocked(self, state: State) -> State:
-        """The state with a clock that stands at 0, contiguous as machine code writes it."""
-        position = state.tensors["position"].clone()
+        """The inverse of ``in_order``, with a clock that stands at 0; contiguous as machine code writes it."""
+        state = self.map_memories(state, lambda layer, memory, part: memory.in_rings(part))
         tensors = {name: value.contiguous() for name, value in state.tensors.items()}
+        position = tensors["position"].clone()
         return State({**tensors, "position": position, "clock": torch.zeros_like(position)})
 
     def map_memories(self, state: State, change: Callable[[Layer, RowMemory, LayerState], LayerState]) -> State:
         """The state with those of layers with a memory changed, without a clock."""
-        parts = state.layers(self.config.layers)
-        for index, part in enumerate(parts):
-            layer = self.layer(index)
-            if layer.mixing.memory is not None:
-                parts[index] = change(layer, layer.mixing.memory, part)
-        return State.of_layers({"position": state.tensors["position"]}, parts)
+        parts = []
+        for index, layer in enumerate(self.stack.layers):
+            part, memory = part_of(f"layer{index}", state.tensors), layer.mixing.memory
+            parts.append(part if memory is None else change(layer, memory, part))
+        return state_of({"position": state.tensors["position"]}, parts)
 
     def stored_keys(self, state: State) -> tuple[Float[Tensor, "M G K"], Float[Tensor, "M G V"]]:
         """Keys and values of the running episodes as far as the layer with a store holds them: what a bank is made of.
@@ -537,6 +531,13 @@ class Backbone(nn.Module):
         """Statistics for ``maintain``: sums over the tokens since its last call, which several processes add up."""
         learning = (module for module in self.modules() if isinstance(module, OnlineMeans))
         return [value for module in learning for value in module.statistics()]
+
+
+def state_of(tensors: dict[str, Tensor], layers: list[LayerState]) -> State:
+    """The state of these layers, with further tensors."""
+    for index, part in enumerate(layers):
+        tensors |= {f"layer{index}.{name}": value for name, value in part.items()}
+    return State(tensors)
 
 
 def like(value: Tensor, x: Tensor) -> Tensor:

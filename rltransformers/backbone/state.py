@@ -113,17 +113,6 @@ class State:
         """Tensors of one layer by their own names."""
         return part_of(name, self.tensors)
 
-    def layers(self, count: int) -> list[LayerState]:
-        """States of ``count`` layers."""
-        return [part_of(f"layer{index}", self.tensors) for index in range(count)]
-
-    @staticmethod
-    def of_layers(tensors: dict[str, Tensor], layers: Sequence[LayerState]) -> "State":
-        """The state of these layers, with further tensors."""
-        for index, part in enumerate(layers):
-            tensors |= {f"layer{index}.{name}": value for name, value in part.items()}
-        return State(tensors)
-
 
 def check_alike(states: Sequence[State]) -> None:
     """Raise unless all states have entries of the same names."""

@@ -1,13 +1,13 @@
 """Blocks of an episode: borders stand at multiples of b from its start, wherever a call begins.
 
-Axes: B batch, T tokens, S key rows, n blocks of a call, b tokens of a block, N slots, c chunks of a call, E numbers of
-a row. A slot stands for ``size`` tokens, the next one for those ``stride`` tokens later.
+Axes: B batch, T tokens, S key rows, n blocks of a call, b tokens of a block, N slots or rows, c chunks of a call, H heads,
+L earlier blocks, E or X numbers of a row. A slot stands for ``size`` tokens, the next one for those ``stride`` later.
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rltransformers.functional import windows
@@ -85,3 +85,18 @@ def inside_block(
     """``rows[t, place_t - d]``: the numbers that tokens have for the places of their block; 0 in front of it."""
     source = place[..., None] - distance
     return rows.gather(-1, source.clamp(min=0)).masked_fill(source < 0, 0.0)
+
+
+def earlier_blocks(
+    rows: Float[Tensor, "B H N X"], start: Int[Tensor, "B n"], number: Int[Tensor, "B n"], block: int, count: int
+) -> tuple[Float[Tensor, "B H n L b X"], Bool[Tensor, "B n L"]]:
+    """The ``count`` blocks in front of those that begin at row ``start``, oldest first, and which of them there are.
+
+    Args:
+        number: completed blocks of the episode before each (``Blocks``).
+    """
+    steps = torch.arange(count, 0, -1, device=rows.device)
+    first = start[..., None] - block * steps
+    index = (first[..., None] + torch.arange(block, device=rows.device)).clamp(0, rows.shape[2] - 1)
+    found = windows.fetch(rows, index.flatten(2)[:, None]).unflatten(3, index.shape[2:])
+    return found, (steps <= number[..., None]) & (first >= 0)

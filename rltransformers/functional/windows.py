@@ -1,6 +1,6 @@
 """All index arithmetic of memory windows, episode borders and padding.
 
-Axes: B batch, T tokens of this call, M memory rows, S = M + T key rows, L distances.
+Axes: B batch, T tokens of this call, M memory rows, S = M + T key rows, L distances, X width of a row.
 Rows are contiguous in time: row s of ``[memory ; tokens]`` lies d = M + t - s tokens before token t. A key belongs to
 the episode of token t exactly when d <= p_t (p = position inside the episode), so one integer per token carries episode
 borders, empty memory slots and the start of the stream.
@@ -32,11 +32,10 @@ def take_rows(rows: Tensor, index: Int[Tensor, "B N"]) -> Tensor:
     return taken.masked_fill(absent, 0.0)
 
 
-def distances(time: int, rows: int, device: torch.device) -> Int[Tensor, "T S"]:
-    """d = M + t - s; negative for the future."""
-    t = torch.arange(time, device=device)
-    s = torch.arange(rows, device=device)
-    return rows - time + t[:, None] - s
+def fetch(rows: Float[Tensor, "B H N X"], index: Int[Tensor, "B h T C"]) -> Float[Tensor, "B H T C X"]:
+    """Rows by head and token, C of them."""
+    flat = index.expand(-1, rows.shape[1], -1, -1).flatten(2)
+    return rows.gather(2, flat[..., None].expand(-1, -1, -1, rows.shape[-1])).unflatten(2, index.shape[2:])
 
 
 def descending(length: int, device: torch.device) -> Int[Tensor, " L"]:

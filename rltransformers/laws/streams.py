@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from rltransformers.attention import layer as attention
+from rltransformers.attention import reach
 from rltransformers.backbone import Backbone, BackboneConfig, State
 from rltransformers.laws.elements import backbone_of
 
@@ -132,7 +132,7 @@ def perturbed(config: BackboneConfig, scale: float = 0.2, seed: int = 0) -> Back
 @contextmanager
 def blocks_of(tokens: int) -> Iterator[None]:
     """Let attention cut calls into blocks of so many tokens, in place of 32 at least."""
-    with patch.object(attention, "SMALLEST_BLOCK", tokens):
+    with patch.object(reach, "SMALLEST_BLOCK", tokens):
         yield
 
 

@@ -105,9 +105,9 @@ class RowMemory(nn.Module):
 
     Attributes:
         rows: rows that are kept.
+        slots: S, with room for the tokens that one step of acting brings.
         width, key_width: D and E.
         sinks: n.
-        tokens_per_step: tokens that one step of acting brings.
         stores_inputs: whether layer inputs are kept, or only what was made of them.
         reach: distances 0 .. reach - 1 from a token to anything it sees.
     """
@@ -117,12 +117,8 @@ class RowMemory(nn.Module):
     ) -> None:
         super().__init__()
         self.rows, self.width, self.key_width, self.sinks = rows, width, key_width, sinks
-        self.tokens_per_step, self.stores_inputs = tokens_per_step, stores_inputs
-
-    @property
-    def slots(self) -> int:
-        """S."""
-        return self.rows + self.tokens_per_step
+        self.stores_inputs = stores_inputs
+        self.slots = rows + tokens_per_step
 
     @property
     def reach(self) -> int:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rltransformers.attention.engines.gathered import fetch
 from rltransformers.attention.reach import Reach
 from rltransformers.attention.roles import Chooser, Heads, Selected
 from rltransformers.backbone import AXES
 from rltransformers.core.spec import NoOptions, Spec
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At
+from rltransformers.functional.windows import fetch
 from rltransformers.laws import Case, perturbed
 from rltransformers.mixers.interface import Dims
 from tests.attention.rows import config_of

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rltransformers.attention import layer as attention
-from rltransformers.attention.columns import beside
-from rltransformers.attention.engines.dense import dense
+from rltransformers.attention import engines, reach
+from rltransformers.attention.engines import dense
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.objectives.disagreement import agreement, overlap
 from rltransformers.attention.objectives.guidance import squared_distance
+from rltransformers.attention.reach import beside
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig, Record
 from rltransformers.laws import perturbed
 
@@ -22,7 +22,7 @@ ROUTING = {"name": "routing", "clusters": 2, "window": 3}
 
 @pytest.fixture(autouse=True)
 def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(attention, "SMALLEST_BLOCK", 4)
+    monkeypatch.setattr(reach, "SMALLEST_BLOCK", 4)
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -67,8 +67,8 @@ def watched(backbone: Backbone, x: Tensor, reset: Tensor, monkeypatch: pytest.Mo
         seen.append({"weights": found[2], "distance": distance, "seen": visible, "outputs": found[0], "values": v})
         return found
 
-    monkeypatch.setattr(attention, "dense", spy)
-    monkeypatch.setattr(attention, "SMALLEST_BLOCK", 1000)
+    monkeypatch.setattr(engines, "dense", spy)
+    monkeypatch.setattr(reach, "SMALLEST_BLOCK", 1000)
     with torch.no_grad():
         backbone(x, None, reset, record=Record(weights=True))
     return seen
@@ -155,7 +155,7 @@ def test_weights_are_explicit_only_where_a_loss_reads_them(monkeypatch: pytest.M
         calls.append(1)
         return dense(*args)
 
-    monkeypatch.setattr(attention, "dense", counted)
+    monkeypatch.setattr(engines, "dense", counted)
     x = torch.randn(1, 6, 12)
     for losses, listens, expected in (
         ({"disagreement": {"weight": 1.0, "on": "position"}}, True, 2),

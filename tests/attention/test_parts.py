@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.columns import Columns
 from rltransformers.attention.layer import Attention
+from rltransformers.attention.reach import Columns, window_distance
 from rltransformers.attention.roles import View
 from rltransformers.attention.selections.topk import Options, TopK
 from rltransformers.attention.spans.interface import soft_mask
 from rltransformers.backbone import Backbone, BackboneConfig, Record
 from rltransformers.blocks.layer import read_frozen
 from rltransformers.core.errors import ConfigError
-from rltransformers.functional.windows import by_key, distances
+from rltransformers.functional.keys import Rows
+from rltransformers.functional.windows import by_key
 from rltransformers.laws import EXACT, perturbed
 from rltransformers.mixers.interface import Dims
 from tests.attention.row import projections
@@ -215,7 +216,7 @@ def test_top_k_keeps_the_largest_logits() -> None:
 @pytest.mark.parametrize(("time", "rows", "length"), [(1, 1, 1), (1, 7, 9), (4, 4, 2), (5, 12, 3), (5, 12, 40)])
 def test_scores_by_distance_are_shifted_as_a_gather_would(time: int, rows: int, length: int) -> None:
     scores = torch.randn(2, time, length)
-    d = distances(time, rows, scores.device)
+    d = window_distance(Rows(), time, rows, scores.device)
     listed = (d >= 0) & (d < length)
     expected = torch.where(listed, scores.gather(-1, d.clamp(0, length - 1).expand(2, -1, -1)), 0.0)
     torch.testing.assert_close(by_key(scores.flip(-1), rows) * (d >= 0), expected, rtol=0, atol=0)

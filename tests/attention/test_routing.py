@@ -12,11 +12,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from rltransformers.attention.layer import Attention
+from rltransformers.attention.reach import window_distance
 from rltransformers.attention.selections.interface import newest_by_distance, newest_in_order
 from rltransformers.attention.selections.routing import Routing
 from rltransformers.backbone import Backbone, Record
 from rltransformers.core.errors import ConfigError
-from rltransformers.functional.windows import distances
+from rltransformers.functional.keys import Rows
 from rltransformers.laws import EXACT, counting, perturbed
 from tests.attention.rows import config_of
 
@@ -71,7 +72,7 @@ def test_both_ways_to_find_keys_give_the_newest_of_the_cluster() -> None:
     of_keys = torch.randint(5, (2, 3, rows), generator=generator)
     of_queries = torch.randint(5, (2, 3, time), generator=generator)
     sorted_way = newest_in_order(of_queries, of_keys, count)
-    fixed_way = newest_by_distance(of_queries, of_keys, distances(time, rows, of_keys.device), count)
+    fixed_way = newest_by_distance(of_queries, of_keys, window_distance(Rows(), time, rows, of_keys.device), count)
     for b, h, t in torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(time)).tolist():
         same = [s for s in range(rows - time + t + 1) if of_keys[b, h, s] == of_queries[b, h, t]]
         for index, exists in (sorted_way, fixed_way):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rltransformers.attention import layer
+from rltransformers.attention import reach
 from rltransformers.attention.selections import sac
 from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError
@@ -67,7 +67,7 @@ def test_blocks_of_queries_find_the_edges_of_the_whole_call(monkeypatch: pytest.
     reset = torch.zeros(2, 50, dtype=torch.bool)
     reset[0, 13] = reset[1, 44] = True
     whole, _ = backbone(x, None, reset)
-    monkeypatch.setattr(layer, "SMALLEST_BLOCK", 4)
+    monkeypatch.setattr(reach, "SMALLEST_BLOCK", 4)
     parts, _ = backbone(x, None, reset)
     torch.testing.assert_close(parts, whole, rtol=EXACT, atol=EXACT)
 

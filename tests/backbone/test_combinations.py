@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rltransformers import laws
-from rltransformers.attention import layer as attention
+from rltransformers.attention import reach
 from rltransformers.backbone import PLAIN, BackboneConfig, catalogue
 from rltransformers.core.errors import ConfigError
 from rltransformers.laws import Case, perturbed
@@ -20,7 +20,7 @@ WANTED = 200
 
 @pytest.fixture(autouse=True)
 def double(monkeypatch: pytest.MonkeyPatch, law_device: None) -> Iterator[None]:
-    monkeypatch.setattr(attention, "SMALLEST_BLOCK", 3)
+    monkeypatch.setattr(reach, "SMALLEST_BLOCK", 3)
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rltransformers.agents import GTrXLPPO
-from rltransformers.attention import layer
+from rltransformers.attention import reach
 from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.errors import ConfigError
 from rltransformers.export.step import pure_program
@@ -64,7 +64,7 @@ def drawn(streams: int, time: int, seed: int = 0) -> tuple[dict[str, Tensor], Te
 def test_a_backbone_computes_the_same_however_the_calls_are_cut_and_differs_by_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(layer, "SMALLEST_BLOCK", 4)
+    monkeypatch.setattr(reach, "SMALLEST_BLOCK", 4)
     backbone = perturbed(BackboneConfig(**SMALL, position="none"))
     x = torch.randn(3, 23, 12)
     observations, reset = drawn(3, 23)

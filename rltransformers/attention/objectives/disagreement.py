@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from rltransformers.attention.columns import Columns, beside
+from rltransformers.attention.reach import Columns, beside
 from rltransformers.attention.roles import Judged, Objective
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Tokens

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rltransformers.attention.columns import Columns, beside
+from rltransformers.attention.reach import Columns, beside
 from rltransformers.attention.roles import Judged, Objective
 from rltransformers.core.ranges import Fraction
 from rltransformers.core.spec import Feature, Spec, Traits

@@ -11,13 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rltransformers.attention.engines.gathered import fetch
 from rltransformers.attention.reach import Reach
 from rltransformers.attention.roles import Chooser, Heads, Selected
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import At, oldest_first, slots_of
-from rltransformers.functional.windows import descending
+from rltransformers.functional.windows import descending, fetch
 from rltransformers.mixers.interface import Dims
 
 

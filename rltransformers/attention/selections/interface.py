@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rltransformers.attention.columns import window_distance
+from rltransformers.attention.reach import window_distance
 from rltransformers.attention.roles import no_part
 from rltransformers.core.spec import Spec
 from rltransformers.functional.keys import At, Place, Ring

@@ -11,13 +11,13 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rltransformers.attention.layer import block_of
+from rltransformers.attention.reach import block_size, window_distance
 from rltransformers.attention.roles import Chooser, Heads, Selected
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call
-from rltransformers.functional.keys import At, oldest_first, slots_of
+from rltransformers.functional.keys import At, Rows, oldest_first, slots_of
 from rltransformers.mixers.interface import Dims
 
 
@@ -58,7 +58,7 @@ class EdgePredictor(Chooser):
         """The query's own token, then the tokens of its walk."""
         p, time, rows = call.tokens.p, q.shape[2], window.k.shape[2]
         y = self.target(oldest_first(window.k, window.place, 2))
-        block = block_of(self.horizon)
+        block = block_size(self.horizon)
         if self.horizon + block < rows:  # blocks of queries, each with its own part of the past
             y = windows.fold_keys(self.with_horizon(y, time), self.horizon, block)
             p_of_block, q_of_block = windows.fold(p, block), windows.fold(q.transpose(1, 2), block).transpose(1, 2)
@@ -86,7 +86,7 @@ class EdgePredictor(Chooser):
         self, q: Float[Tensor, "B H T K"], y: Float[Tensor, "B H n E"], p: Int[Tensor, "B T"]
     ) -> tuple[Int[Tensor, "B H T C"], Float[Tensor, "B H T C"]]:
         """How far back every step of a walk goes, and the logarithm of its probability; ``y`` ends with the queries."""
-        distance = windows.distances(q.shape[2], y.shape[2], q.device)
+        distance = window_distance(Rows(), q.shape[2], y.shape[2], q.device)
         free = ((distance >= 1) & (distance <= p.clamp(max=self.horizon)[..., None]))[:, None]
         free = free.expand(-1, q.shape[1], -1, -1)
         shape = q.shape[:3]

@@ -12,13 +12,13 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rltransformers.attention.engines.gathered import earlier_blocks, fetch
 from rltransformers.attention.roles import Chooser, Heads, Selected
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Spec, Traits
-from rltransformers.functional.blocks import episode_blocks
+from rltransformers.functional.blocks import earlier_blocks, episode_blocks
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, oldest_first, slots_of
+from rltransformers.functional.windows import fetch
 from rltransformers.mixers.interface import Dims
 
 

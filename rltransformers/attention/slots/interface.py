@@ -14,10 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention import layer, reports
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
-from rltransformers.attention.reach import Pattern, Reach
+from rltransformers.attention.reach import Pattern, Reach, block_size
 from rltransformers.attention.roles import joined_heads
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional import windows
@@ -120,9 +119,9 @@ class SlotAttention(Attention):
     ) -> Mixed:
         """The wanted tokens; long calls are cut into chunks with slots of their own, so work grows linearly with T."""
         if call.probe.listens:
-            reports.of_inputs(self, h, past[-1], call)
+            self.report_inputs(h, past[-1], call)
         (batch, time), rows = query.shape[:2], in_order(past[-1])
-        size = layer.block_of(self.horizon)
+        size = block_size(self.horizon)
         if time <= size:
             early = EVERY if call.probe.listens or self.plan.ordered else call.wanted
             seen = self.slots_and_tail(rows, call, time)

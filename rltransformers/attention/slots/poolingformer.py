@@ -15,9 +15,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.layer import Attention, block_of
+from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
-from rltransformers.attention.reach import Pattern, Reach
+from rltransformers.attention.reach import Pattern, Reach, block_size
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional import windows
@@ -117,7 +117,7 @@ class Poolingformer(Attention):
 
     def read(self, query: Tensor, slots: Tensor, ends: Tensor, done: Tensor, tokens: Tokens) -> Tensor:
         """Outputs of the heads [B, T, H, Dv]; long calls are cut into chunks with slots of their own."""
-        time, size = query.shape[1], block_of(self.span_of_slots)
+        time, size = query.shape[1], block_size(self.span_of_slots)
         if time <= size:
             return self.of_chunk(query, slots, ends, tokens.p)
         count, spare = -(-time // size), -(-size // self.stride)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rltransformers.functional.banded import banded_attention, diagonals
+from rltransformers.attention.engines import banded, diagonals
 
 
 def parts(heads: int = 2, time: int = 5, memory: int = 7, length: int | None = 8) -> tuple[Tensor, ...]:
@@ -42,7 +42,7 @@ def by_formula(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, mask: Tensor) ->
 def test_values_and_gradients_are_those_of_the_formula(length: int | None) -> None:
     q, k, v, scores, mask = parts(length=length)
     inputs = (q, k, v, scores)
-    out, expected = banded_attention(q, k, v, scores, mask), by_formula(q, k, v, scores, mask)
+    out, expected = banded(q, k, v, scores, mask), by_formula(q, k, v, scores, mask)
     torch.testing.assert_close(out, expected)
     weight = torch.randn_like(out)
     found = torch.autograd.grad((out * weight).sum(), inputs)
@@ -55,10 +55,10 @@ def test_gradients_with_dropout_follow_the_weights_that_were_kept() -> None:
 
     def out(q: Tensor, k: Tensor, v: Tensor, scores: Tensor) -> Tensor:
         torch.manual_seed(3)
-        return banded_attention(q, k, v, scores, mask, dropout=0.4)
+        return banded(q, k, v, scores, mask, dropout=0.4)
 
     assert torch.autograd.gradcheck(out, (q, k, v, scores))
-    assert not torch.equal(out(q, k, v, scores), banded_attention(q, k, v, scores, mask))
+    assert not torch.equal(out(q, k, v, scores), banded(q, k, v, scores, mask))
 
 
 def test_diagonals_hold_one_distance_per_column() -> None:

@@ -1,1 +1,0 @@
-"""Ways to compute the same attention, pure functions; ``attention.plan`` chooses, ``dense`` is the twin of all."""
