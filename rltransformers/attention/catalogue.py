@@ -1,5 +1,7 @@
 """All mixers, patterns, selections, priors, head mechanisms and spans by name."""
 
+from types import ModuleType
+
 from rltransformers.attention import informer, reach, roles, softmax
 from rltransformers.attention.heads import capsule_dynamic, capsule_em, collaborative, multi_head, talking
 from rltransformers.attention.patterns import (
@@ -36,6 +38,7 @@ from rltransformers.attention.selections import lsh, routing, sac, sinkhorn, top
 from rltransformers.attention.slots import linformer, memory_compressed, poolingformer
 from rltransformers.attention.spans import adaptive, adaptive_dynamic, multi_scale
 from rltransformers.attention.spans import interface as span
+from rltransformers.core.spec import Spec
 from rltransformers.mixers import (
     average,
     clustered,
@@ -53,47 +56,27 @@ from rltransformers.mixers import (
     set_transformer,
 )
 
-MIXERS = {
-    spec.name: spec
-    for spec in (
-        softmax.SPEC, hopfield.SPEC, additive.SPEC, synthesizer_dense.SPEC, synthesizer_random.SPEC,
-        hard_gaussian.SPEC, gcn.SPEC, lowrank_band.SPEC, linear.SPEC, performer.SPEC, rfa.SPEC, fast_weight.SPEC,
-        set_transformer.SPEC, luna.SPEC, clustered.SPEC, nystrom.SPEC, average.SPEC, light_conv.SPEC,
-        dynamic_conv.SPEC, gmlp.SPEC, memory_compressed.SPEC, linformer.SPEC, linformer_prefix.SPEC, csalr.SPEC,
-        informer.SPEC, poolingformer.SPEC,
-    )
-}  # fmt: skip
-PATTERNS = {
-    spec.name: spec
-    for spec in (
-        reach.FULL, band.SPEC, dilated.SPEC, longformer.SPEC, bp.SPEC, etc.SPEC, global_tokens.SPEC, random.SPEC,
-        block_local.SPEC, image_1d.SPEC, image_2d.SPEC, sparse_strided.SPEC, sparse_fixed.SPEC, blockwise.SPEC,
-        bigbird.SPEC, union.SPEC, adjacency.SPEC, schedule.SPEC,
-    )
-}  # fmt: skip
-SELECTIONS = {
-    spec.name: spec
-    for spec in (
-        selection.NONE, topk.SPEC, routing.SPEC, lsh.SPEC, sinkhorn.SPEC, sac.SPEC,
-    )
-}  # fmt: skip
-PRIORS = {
-    spec.name: spec
-    for spec in (
-        roles.NO_PRIOR, gaussian.SPEC, gaussian_predicted.SPEC, realformer.SPEC, lazyformer.SPEC, predictive.SPEC,
-        camtl.SPEC,
-    )
-}  # fmt: skip
-HEAD_MIXINGS = {
-    spec.name: spec
-    for spec in (
-        multi_head.MHA, multi_head.MQA, multi_head.DECOUPLED, talking.SPEC, collaborative.SPEC, capsule_dynamic.SPEC,
-        capsule_em.SPEC,
-    )
-}  # fmt: skip
-SPANS = {
-    spec.name: spec
-    for spec in (
-        span.FULL, adaptive.SPEC, adaptive_dynamic.SPEC, multi_scale.SPEC,
-    )
-}  # fmt: skip
+
+def by_name(*entries: ModuleType | Spec) -> dict[str, Spec]:
+    """Entries, or those of modules with one each, by their names."""
+    specs = [entry.SPEC if isinstance(entry, ModuleType) else entry for entry in entries]
+    return {spec.name: spec for spec in specs}
+
+
+# fmt: off
+MIXERS = by_name(
+    softmax, hopfield, additive, synthesizer_dense, synthesizer_random, hard_gaussian, gcn, lowrank_band, linear,
+    performer, rfa, fast_weight, set_transformer, luna, clustered, nystrom, average, light_conv, dynamic_conv, gmlp,
+    memory_compressed, linformer, linformer_prefix, csalr, informer, poolingformer,
+)
+PATTERNS = by_name(
+    reach.FULL, band, dilated, longformer, bp, etc, global_tokens, random, block_local, image_1d, image_2d,
+    sparse_strided, sparse_fixed, blockwise, bigbird, union, adjacency, schedule,
+)
+SELECTIONS = by_name(selection.NONE, topk, routing, lsh, sinkhorn, sac)
+PRIORS = by_name(roles.NO_PRIOR, gaussian, gaussian_predicted, realformer, lazyformer, predictive, camtl)
+HEAD_MIXINGS = by_name(
+    multi_head.MHA, multi_head.MQA, multi_head.DECOUPLED, talking, collaborative, capsule_dynamic, capsule_em,
+)
+SPANS = by_name(span.FULL, adaptive, adaptive_dynamic, multi_scale)
+# fmt: on

@@ -134,7 +134,7 @@ class Options:
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> ProbSparse:
-    """S13 for one layer; ``dims.layer`` makes the samples of every layer different."""
+    """Build ProbSparse attention for one layer; ``dims.layer`` makes the samples of every layer different."""
     window = plan.pattern.horizon + 1
     candidates = options.candidates or max(2, window)
     samples = options.samples or max(1, min(MAX_SAMPLES, window, options.factor * math.ceil(math.log(window))))
@@ -145,14 +145,9 @@ def build(dims: Dims, plan: Plan, options: Options) -> ProbSparse:
 
 
 SPEC = Spec(
-    id="S13",
-    name="informer",
-    axis="mixer",
-    paper="Zhou et al. 2021, arXiv 2012.07436, equations 3 and 4",
-    summary="Queries that single out no keys read the mean of the window in place of their own weights.",
-    build=build,
-    options=Options,
-    example={"mixer": {"name": "informer", "samples": 3, "active_queries": 2, "candidates": 5}},
+    id="S13", name="informer", axis="mixer", paper="Zhou et al. 2021, arXiv 2012.07436, equations 3 and 4",
+    summary="Queries that single out no keys read the mean of the window in place of their own weights.", build=build,
+    options=Options, example={"mixer": {"name": "informer", "samples": 3, "active_queries": 2, "candidates": 5}},
     traits=Traits(
         causality="X",
         family="SEL",
@@ -163,4 +158,4 @@ SPEC = Spec(
     offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS),
     formula="o_t = softmax_s(q_t k_s / sqrt(Dh)) v_s if M_t is among the `active_queries` largest of the last "
     "`candidates`, else mean_s v_s; M_t = max_i x_ti - mean_i x_ti, x_ti = q_t k_i / sqrt(Dh), i sampled",
-)
+)  # fmt: skip

@@ -87,22 +87,17 @@ def attention_of(dims: Dims, plan: Plan) -> Attention:
 
 
 def build(dims: Dims, plan: Plan, options: NoOptions) -> Attention:
-    """S0."""
+    """Build softmax attention, with the store of the plan where it has one."""
     return attention_of(dims, plan)
 
 
 SPEC = Spec(
-    id="S0",
-    name="softmax",
-    axis="mixer",
-    paper="Vaswani et al. 2017, arXiv 1706.03762, equation 1",
-    summary="Scaled dot products, normalized by a softmax over the window.",
-    build=build,
-    example={"mixer": "softmax"},
+    id="S0", name="softmax", axis="mixer", paper="Vaswani et al. 2017, arXiv 1706.03762, equation 1",
+    summary="Scaled dot products, normalized by a softmax over the window.", build=build, example={"mixer": "softmax"},
     traits=Traits(family="EXPL", state="memory D (training), memory kv_heads (Dh + Dv) more (acting)", time="T"),
     offers=(
         *(Feature.SCORES, Feature.LOGITS, Feature.PRODUCTS, Feature.CHANNELS, Feature.OUTPUTS, Feature.COMMON_KEYS),
         *(Feature.PATTERNS, Feature.ROWS, Feature.SLOTS, Feature.KEYS, Feature.RETRIEVAL),
     ),
     formula="o_t = sum_s softmax_s(q_t k_s / sqrt(Dh)) v_s",
-)
+)  # fmt: skip

@@ -82,7 +82,7 @@ class AdaptiveOptions:
 
 
 def build_calm(options: ConfidentOptions) -> Depth:
-    """D5."""
+    """Build confident adaptive language modeling (CALM): a token leaves once it is sure."""
     rest = options.threshold, options.decay, options.horizon
     if options.confidence == "classifier":
         return exits_where(lambda width, layers: Classified(width, *rest))
@@ -101,22 +101,22 @@ def unread_by_adaptive(options: AdaptiveOptions) -> Collection[str]:
 
 
 def build_adaptive(options: AdaptiveOptions) -> Depth:
-    """D4."""
+    """Build the depth-adaptive transformer: where a token leaves is predicted."""
     return exits_where(Multinomial if options.predictor == "multinomial" else Geometric)
 
 
 def build_fixed(options: NoOptions) -> Depth:
-    """D0."""
+    """Build a stack of layers of their own."""
     return Depth(lambda layers, embed, halt: Plain(layers))
 
 
 def build_universal(options: NoOptions) -> Depth:
-    """D2."""
+    """Build the Universal Transformer: one layer again and again."""
     return Depth(lambda layers, embed, halt: Plain(layers, embed=embed), shared=True)
 
 
 def build_halting(options: HaltingOptions) -> Depth:
-    """D3."""
+    """Build the Universal Transformer with adaptive computation time."""
     return Depth(
         lambda layers, embed, halt: AdaptiveTime(layers, halt, options.epsilon, embed=embed), halting_unit, shared=True
     )

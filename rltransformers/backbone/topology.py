@@ -6,11 +6,11 @@ from rltransformers.mixers.interface import Dims
 
 
 def build_decoder(dims: Dims, dropout: float, options: NoOptions) -> None:
-    """E2."""
+    """Build nothing: a decoder reads its own stream alone."""
 
 
 def build_encoder_decoder(dims: Dims, dropout: float, options: NoOptions) -> CrossAttention:
-    """E0 for one layer."""
+    """Build the cross-attention of one layer."""
     return CrossAttention(dims, dropout)
 
 

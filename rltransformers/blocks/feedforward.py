@@ -79,14 +79,14 @@ class GatedOptions:
 
 
 def build_ffn(width: int, hidden: int, options: Options) -> nn.Module:
-    """F0."""
+    """Build the two linear maps of Vaswani et al. 2017."""
     # The first linear map needs its output no more: the ReLU may overwrite it.
     act = torch.relu_ if options.activation == "relu" else ACTIVATIONS[options.activation]
     return FeedForward(width, hidden, act)
 
 
 def build_glu(width: int, hidden: int, options: GatedOptions) -> nn.Module:
-    """F1."""
+    """Build the gated linear unit."""
     return GatedLinearUnit(width, hidden, ACTIVATIONS[options.activation])
 
 

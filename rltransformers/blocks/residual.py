@@ -217,22 +217,22 @@ class GRUOptions:
 
 
 def build_post_ln(width: int, options: NoOptions) -> Residual:
-    """R0."""
+    """Build the norm behind every submodule."""
     return PostNorm(width)
 
 
 def build_pre_ln(width: int, options: NoOptions) -> Residual:
-    """R1."""
+    """Build the norm in front of every submodule."""
     return PreNorm(width, relu=False)
 
 
 def build_pre_ln_relu(width: int, options: NoOptions) -> Residual:
-    """R1 with the ReLU of TrXL-I."""
+    """Build the norm in front of every submodule and the ReLU of TrXL-I behind it."""
     return PreNorm(width, relu=True)
 
 
 def build_gated(gate: Callable[[int, float], Gate], width: int, options: Any) -> Residual:
-    """R2 with a gate made from the width and its bias, of which the gate on the input has none."""
+    """Build a gated join, with a gate made from the width and its bias, of which the gate on the input has none."""
     return Gated(width, gate(width, getattr(options, "bias", 0.0)), options.reordered)
 
 

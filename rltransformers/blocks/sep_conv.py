@@ -73,19 +73,15 @@ class Options:
 
 
 def build(width: int, hidden: int, options: Options) -> SeparableConv:
-    """F5."""
+    """Build the separable convolutions."""
     return SeparableConv(width, hidden, options.taps, options.second_taps, ACTIVATIONS[options.activation])
 
 
 SPEC = Spec(
-    id="F5",
-    name="sep_conv",
-    axis="ff",
+    id="F5", name="sep_conv", axis="ff",
     paper="Dehghani et al. 2019, arXiv 1807.03819, section 2.1; Chollet 2017, arXiv 1610.02357",
-    summary="A transform whose linear maps are separable convolutions over the newest tokens.",
-    build=build,
-    options=Options,
-    example={"ff": "sep_conv"},
+    summary="A transform whose linear maps are separable convolutions over the newest tokens.", build=build,
+    options=Options, example={"ff": "sep_conv"},
     traits=Traits(
         horizon="taps + second_taps - 2",
         state="(taps - 1) D + (second_taps - 1) ff_width",
@@ -96,4 +92,4 @@ SPEC = Spec(
         Refusal(Feature.CHUNKS, "every token reads those before it"),
     ),
     formula="W_2 (c_2 * act(W_1 (c_1 * x) + b_1)) + b_2, (c * x)_t = sum_(k < K) c_k x_(t-k) per channel",
-)
+)  # fmt: skip

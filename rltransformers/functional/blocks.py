@@ -1,7 +1,8 @@
 """Blocks of an episode: borders stand at multiples of b from its start, wherever a call begins.
 
-Axes: B batch, T tokens, S key rows, n blocks of a call, b tokens of a block, N slots or rows, c chunks of a call, H heads,
-L earlier blocks, E or X numbers of a row. A slot stands for ``size`` tokens, the next one for those ``stride`` later.
+Axes: B batch, T tokens, S key rows, n blocks of a call, b tokens of a block, N slots or rows, c chunks of a call, H
+heads, L earlier blocks, E or X numbers of a row. A slot stands for ``size`` tokens, the next one for those ``stride``
+tokens later.
 """
 
 from dataclasses import dataclass

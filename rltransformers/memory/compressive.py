@@ -194,7 +194,7 @@ class CompressiveMemory(RowMemory):
 
 
 def reconstruction(decoded: Float[Tensor, "B N cD"], compressed: Compressed) -> Float[Tensor, ""]:
-    """Mean squared error of decoding the blocks (X6, auto-encoding)."""
+    """Mean squared error of decoding the blocks (auto-encoding)."""
     exists = compressed.exists.to(decoded.dtype)
     error = F.mse_loss(decoded, compressed.blocks.flatten(2), reduction="none").mean(-1)
     return (error * exists).sum() / exists.sum().clamp(min=1)
@@ -225,7 +225,7 @@ class Options(MemoryOptions):
 def build(
     rows: int, width: int, key_width: int, sinks: int, tokens_per_step: int, options: Options
 ) -> CompressiveMemory:
-    """M2: ``slots`` compressed blocks of ``rate`` tokens behind the raw ones, of which ``rows`` lie behind a token.
+    """Build a memory of ``slots`` blocks of ``rate`` tokens behind the raw ones, of which ``rows`` lie behind a token.
 
     Raises:
         ConfigError: an objective for a compression that does not learn.
@@ -240,13 +240,8 @@ def build(
 
 
 SPEC = Spec(
-    id="M2",
-    name="compressive",
-    axis="memory_kind",
-    paper="Rae et al. 2019, arXiv 1911.05507",
-    summary="Keeps recent inputs raw and older ones compressed by `rate`.",
-    build=build,
-    options=Options,
+    id="M2", name="compressive", axis="memory_kind", paper="Rae et al. 2019, arXiv 1911.05507",
+    summary="Keeps recent inputs raw and older ones compressed by `rate`.", build=build, options=Options,
     example={"memory": 5, "memory_kind": {"name": "compressive", "slots": 3, "rate": 2}},
     traits=Traits(
         family="SLOT",
@@ -263,4 +258,4 @@ SPEC = Spec(
     ),
     produces=(Loss("compression", {"function": "conv"}),),
     formula="the oldest c inputs become f_c(inputs); keys are [compressed; raw; own]",
-)
+)  # fmt: skip

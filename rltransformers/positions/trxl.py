@@ -34,19 +34,13 @@ class TransformerXLRelative(Position):
 
 
 def build(sizes: Sizes, options: NoOptions) -> Position:
-    """P10."""
+    """Build the relative scores of one layer."""
     return TransformerXLRelative(sizes.width, sizes.heads, sizes.head_dim)
 
 
 SPEC = Spec(
-    id="P10",
-    name="trxl",
-    axis="position",
-    paper="Dai et al. 2019, arXiv 1901.02860, section 3.3",
-    summary="Scores content and a projected sinusoid of the distance with separate learned biases.",
-    build=build,
-    example={"position": "trxl"},
-    acts_at="inside attention",
-    needs=(Feature.SCORES, Feature.PRODUCTS),
+    id="P10", name="trxl", axis="position", paper="Dai et al. 2019, arXiv 1901.02860, section 3.3",
+    summary="Scores content and a projected sinusoid of the distance with separate learned biases.", build=build,
+    example={"position": "trxl"}, acts_at="inside attention", needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = ((q_t + u) k_s + (q_t + v) W_R PE(d)) / sqrt(Dh)",
-)
+)  # fmt: skip

@@ -25,7 +25,7 @@ class Options(EncoderOptions):
 
 
 def build(elements: int, width: int, options: Options) -> PostNormStack:
-    """E1: layers with a norm behind every residual sum, GELU, and a norm of the tokens in front.
+    """Build layers with a norm behind every residual sum, GELU, and a norm of the tokens in front.
 
     In the paper a token of its own, [CLS], stands for the sequence and segments have embeddings; here one seed pools
     (Lee et al. 2019). Weights start as PyTorch's linear layers, there as N(0, 0.02^2); dropout is 0.
@@ -35,13 +35,8 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
 
 
 SPEC = Spec(
-    id="E1",
-    name="bert",
-    axis="encoder",
-    paper="Devlin et al. 2018, arXiv 1810.04805",
-    summary="Every element of an observation reads all elements.",
-    build=build,
-    options=Options,
+    id="E1", name="bert", axis="encoder", paper="Devlin et al. 2018, arXiv 1810.04805",
+    summary="Every element of an observation reads all elements.", build=build, options=Options,
     example={"observation": {"encoder": {"name": "bert", "layers": 1}}},
     traits=Traits(
         causality="N/A",
@@ -51,4 +46,4 @@ SPEC = Spec(
         "segments; weights start as PyTorch's linear layers, there from N(0, 0.02); no dropout",
     ),
     formula="o_i = softmax_j(q_i k_j / sqrt(Dh)) v_j over all elements j",
-)
+)  # fmt: skip

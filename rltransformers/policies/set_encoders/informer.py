@@ -101,7 +101,7 @@ class Options(EncoderOptions):
 
 
 def build(elements: int, width: int, options: Options) -> PostNormStack:
-    """S13: ProbSparse attention, unmasked, in post-norm layers with GELU.
+    """Build ProbSparse attention, unmasked, in post-norm layers with GELU.
 
     The mean of sampled products divides by their number; the authors' code divides their sum by N. Samples are drawn
     once, the same for all heads and observations, from the elements that exist; there anew in every call. Equal
@@ -132,12 +132,8 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
 
 
 SPEC = Spec(
-    id="S13-encoder",
-    name="informer",
-    axis="encoder",
-    paper="Zhou et al. 2021, arXiv 2012.07436, equations 3 and 4",
-    summary="Elements of an observation that single out no others read the mean of all values.",
-    build=build,
+    id="S13-encoder", name="informer", axis="encoder", paper="Zhou et al. 2021, arXiv 2012.07436, equations 3 and 4",
+    summary="Elements of an observation that single out no others read the mean of all values.", build=build,
     options=Options,
     example={"observation": {"encoder": {"name": "informer", "layers": 1, "samples": 2, "active_queries": 2}}},
     traits=Traits(
@@ -150,4 +146,4 @@ SPEC = Spec(
     ),
     formula="o_i = softmax_j(q_i k_j / sqrt(Dh)) v_j if M_i is among the `active_queries` largest, else mean_j v_j; "
     "M_i = max_s x_is - mean_s x_is, x_is = q_i k_s / sqrt(Dh), s sampled",
-)
+)  # fmt: skip

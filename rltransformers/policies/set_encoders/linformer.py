@@ -67,7 +67,7 @@ class Options(EncoderOptions):
 
 
 def build(elements: int, width: int, options: Options) -> PostNormStack:
-    """S8: the layers of BERT, as in the paper, with projections over the fixed N.
+    """Build the layers of BERT, as in the paper, with projections over the fixed N.
 
     Rows of elements that do not exist are left out of E k and F v; nothing makes up for their number.
 
@@ -95,14 +95,9 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
 
 
 SPEC = Spec(
-    id="S8-encoder",
-    name="linformer",
-    axis="encoder",
-    paper="Wang et al. 2020, arXiv 2006.04768, equation 7",
-    summary="Elements of an observation are read through a few learned mixtures of their keys and values.",
-    build=build,
-    options=Options,
-    example={"observation": {"encoder": {"name": "linformer", "layers": 1, "slots": 2}}},
+    id="S8-encoder", name="linformer", axis="encoder", paper="Wang et al. 2020, arXiv 2006.04768, equation 7",
+    summary="Elements of an observation are read through a few learned mixtures of their keys and values.", build=build,
+    options=Options, example={"observation": {"encoder": {"name": "linformer", "layers": 1, "slots": 2}}},
     traits=Traits(
         causality="N/A",
         horizon="-",
@@ -111,4 +106,4 @@ SPEC = Spec(
         "start as N(0, 1 / N)",
     ),
     formula="o_i = softmax(q_i (E K)^T / sqrt(Dh)) F V",
-)
+)  # fmt: skip

@@ -100,7 +100,7 @@ class Options(EncoderOptions):
 
 
 def build(elements: int, width: int, options: Options) -> LunaStack:
-    """S10: the bidirectional encoder of section 3.2.
+    """Build the bidirectional encoder of section 3.2.
 
     Compared with github.com/XuezheMax/fairseq-apollo at 3644d20 (``LunaSentenceEncoderLayer``, three layers, behind
     our norms of tokens and packed sequence), with its weights, tied and untied, some elements absent, in float64:
@@ -117,14 +117,9 @@ def build(elements: int, width: int, options: Options) -> LunaStack:
 
 
 SPEC = Spec(
-    id="S10-encoder",
-    name="luna",
-    axis="encoder",
-    paper="Ma et al. 2021, arXiv 2106.01540, section 3",
-    summary="A learned sequence packs the elements of an observation, which unpack it; layers hand it on.",
-    build=build,
-    options=Options,
-    example={"observation": {"encoder": {"name": "luna", "layers": 2, "slots": 3}}},
+    id="S10-encoder", name="luna", axis="encoder", paper="Ma et al. 2021, arXiv 2106.01540, section 3",
+    summary="A learned sequence packs the elements of an observation, which unpack it; layers hand it on.", build=build,
+    options=Options, example={"observation": {"encoder": {"name": "luna", "layers": 2, "slots": 3}}},
     traits=Traits(
         causality="N/A",
         horizon="-",
@@ -133,4 +128,4 @@ SPEC = Spec(
         "as many heads as unpacking; positions are of elements alone, there sinusoids of the packed sequence, too",
     ),
     formula="Y_P = attention(P, X), Y = attention(X, Y_P), P <- LN(P + Y_P), X <- LN(h + FF(h)), h = LN(X + Y)",
-)
+)  # fmt: skip

@@ -93,7 +93,7 @@ class Options(EncoderOptions):
 
 
 def build(elements: int, width: int, options: Options) -> PostNormStack:
-    """S16: Nystrom attention in the layers of BERT, as in the paper.
+    """Build Nystrom attention in the layers of BERT, as in the paper.
 
     The pseudo-inverse starts from the norms of every matrix, in the authors' default from those of the whole batch.
     Segments may differ in length by one, and means are over the elements that exist; there N is a multiple of the
@@ -123,14 +123,9 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
 
 
 SPEC = Spec(
-    id="S16-encoder",
-    name="nystrom",
-    axis="encoder",
-    paper="Xiong et al. 2021, arXiv 2102.03902, equation 13",
-    summary="Elements of an observation are read through means of segments and a pseudo-inverse.",
-    build=build,
-    options=Options,
-    example={"observation": {"encoder": {"name": "nystrom", "layers": 1, "landmarks": 2}}},
+    id="S16-encoder", name="nystrom", axis="encoder", paper="Xiong et al. 2021, arXiv 2102.03902, equation 13",
+    summary="Elements of an observation are read through means of segments and a pseudo-inverse.", build=build,
+    options=Options, example={"observation": {"encoder": {"name": "nystrom", "layers": 1, "landmarks": 2}}},
     traits=Traits(
         causality="N/A",
         horizon="-",
@@ -142,4 +137,4 @@ SPEC = Spec(
     ),
     formula="o = softmax(Q K~^T) softmax(Q~ K~^T)^+ softmax(Q~ K^T) V + conv(V), logits over sqrt(Dh), "
     "Q~ and K~ means of segments",
-)
+)  # fmt: skip

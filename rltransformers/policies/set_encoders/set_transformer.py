@@ -55,7 +55,7 @@ class Options(EncoderOptions):
 
 
 def build(elements: int, width: int, options: Options) -> InducedStack:
-    """S9: blocks as in equations 6 to 10, with layer norms, biases of linear maps but not of keys, and ReLU.
+    """Build blocks as in equations 6 to 10, with layer norms, biases of linear maps but not of keys, and ReLU.
 
     Compared with github.com/juho-lee/set_transformer at 73432c6 (two times ``ISAB`` with layer norms, and the block of
     ``PMA``), with its weights, in float64: largest error 6.7e-16. Its blocks add the projected query, not X, have no
@@ -72,14 +72,10 @@ def build(elements: int, width: int, options: Options) -> InducedStack:
 
 
 SPEC = Spec(
-    id="S9-encoder",
-    name="set_transformer",
-    axis="encoder",
+    id="S9-encoder", name="set_transformer", axis="encoder",
     paper="Lee et al. 2019, arXiv 1810.00825, equations 6 to 11",
-    summary="A few learned points read all elements of an observation, and elements read the points.",
-    build=build,
-    options=Options,
-    example={"observation": {"encoder": {"name": "set_transformer", "layers": 1, "points": 3}}},
+    summary="A few learned points read all elements of an observation, and elements read the points.", build=build,
+    options=Options, example={"observation": {"encoder": {"name": "set_transformer", "layers": 1, "points": 3}}},
     traits=Traits(
         causality="N/A",
         horizon="-",
@@ -88,4 +84,4 @@ SPEC = Spec(
         "W_o, divides by sqrt(W) and ends a block with one linear map and a ReLU",
     ),
     formula="MAB(X, MAB(I, X)), MAB(X, Y) = LN(h + rFF(h)), h = LN(X + softmax(X W_q (Y W_k)^T / sqrt(Dh)) Y W_v W_o)",
-)
+)  # fmt: skip
