@@ -35,7 +35,7 @@ from rltransformers.core.ranges import (
 from rltransformers.data.rollout import Recorded
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.steps import Acting
-from rltransformers.training.online.carry import MemoryRefresh, renew_memory
+from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.online.rollout_settings import check_advantages, check_barrier
 from rltransformers.training.schedules import Scheduled, as_schedule, value_at
@@ -50,6 +50,7 @@ from rltransformers.training.update import (
     mean_of,
     memory_panel,
     minibatches,
+    renew_memory,
 )
 
 

@@ -35,7 +35,7 @@ from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.steps import Acting, ActorCriticMachine
-from rltransformers.training.online.carry import MemoryRefresh, on_device, renew_memory
+from rltransformers.training.online.carry import MemoryRefresh, on_device
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.parameters import uncompiled
 from rltransformers.training.schedules import Scheduled
@@ -50,6 +50,7 @@ from rltransformers.training.update import (
     mean_of,
     memory_panel,
     minibatches,
+    renew_memory,
 )
 
 MIN_STEPS = 256

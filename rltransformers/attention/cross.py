@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.functional.call import EVERY
-from rltransformers.functional.modules import linear
 from rltransformers.mixers.interface import Dims
 
 
@@ -36,15 +35,15 @@ class CrossAttention(nn.Module):
     ) -> Float[Tensor, "B S D"]:
         """Values that every token reads; where no element exists the result is finite and means nothing."""
         dims, (batch, time, count) = self.dims, exists.shape
-        query = linear(self.query, h).view(batch * time, dims.heads, 1, dims.head_dim)
-        keys = linear(self.keys, rows).view(batch * time, count, dims.kv_heads, dims.head_dim + dims.value_dim)
+        query = self.query(h).view(batch * time, dims.heads, 1, dims.head_dim)
+        keys = self.keys(rows).view(batch * time, count, dims.kv_heads, dims.head_dim + dims.value_dim)
         keys = keys.transpose(1, 2)
         keys = keys.repeat_interleave(dims.heads // dims.kv_heads, 1) if dims.kv_heads < dims.heads else keys
         k, v = keys.split_with_sizes([dims.head_dim, dims.value_dim], -1)
         seen = (exists | ~exists.any(-1, keepdim=True)).view(batch * time, 1, 1, count)
         rate = self.dropout if self.training else 0.0
         read = F.scaled_dot_product_attention(query, k, v, seen, dropout_p=rate)
-        return linear(self.output, read.reshape(batch, time, -1))
+        return self.output(read.reshape(batch, time, -1))
 
 
 def looked_up(

@@ -8,8 +8,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.functional.modules import linear
-
 NEVER = 1.2
 """A threshold above this one keeps every token to the last layer."""
 
@@ -105,13 +103,13 @@ class Classified(Confident):
 
     def confidence(self, before: Tensor, after: Tensor) -> Tensor:
         """In [0, 1]."""
-        return torch.sigmoid(linear(self.classifier, after))[..., 0]
+        return torch.sigmoid(self.classifier(after))[..., 0]
 
     def predictions(self, streams: list[Tensor]) -> Tensor:
         """A logit after every layer but the last; the streams do not learn from it."""
         if len(streams) == 1:
             return super().predictions(streams)
-        return torch.cat([linear(self.classifier, stream.detach()) for stream in streams[:-1]], -1)
+        return torch.cat([self.classifier(stream.detach()) for stream in streams[:-1]], -1)
 
 
 class Multinomial(Leaving):
@@ -123,11 +121,11 @@ class Multinomial(Leaving):
 
     def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, least: Tensor | None) -> Tensor:
         """Tokens whose layer has come."""
-        return linear(self.predict, first).argmax(-1) <= index
+        return self.predict(first).argmax(-1) <= index
 
     def predictions(self, streams: list[Tensor]) -> Tensor:
         """log q(n)."""
-        return linear(self.predict, streams[0].detach()).log_softmax(-1)
+        return self.predict(streams[0].detach()).log_softmax(-1)
 
 
 class Geometric(Leaving):
@@ -139,11 +137,11 @@ class Geometric(Leaving):
 
     def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, least: Tensor | None) -> Tensor:
         """Tokens that leave now."""
-        return linear(self.predict, after)[..., index] > 0
+        return self.predict(after)[..., index] > 0
 
     def predictions(self, streams: list[Tensor]) -> Tensor:
         """log q(n), q(n) = chi_n prod_(k < n) (1 - chi_k); the last layer takes what is left."""
-        logits = [linear(self.predict, stream.detach())[..., n] for n, stream in enumerate(streams[:-1])]
+        logits = [self.predict(stream.detach())[..., n] for n, stream in enumerate(streams[:-1])]
         return geometric(torch.stack(logits, -1) if logits else streams[0].new_zeros(*streams[0].shape[:2], 0))
 
 

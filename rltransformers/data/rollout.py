@@ -115,9 +115,15 @@ class RolloutBuffer:
         lead = (self.n_envs, self.n_steps)
         self.position = 0
         self.memory = None if memory is None else memory.clone()
-        none = self._zeros((self.n_envs,), self.action_leaves)
+        none = {
+            path: torch.zeros((self.n_envs, *shape), dtype=dtype, device=self.device)
+            for path, (shape, dtype) in self.action_leaves.items()
+        }
         nothing = torch.zeros(self.n_envs, device=self.device)
-        self.observations = self._zeros(lead, self.observation_leaves)
+        self.observations = {
+            path: torch.zeros((*lead, *shape), dtype=dtype, device=self.device)
+            for path, (shape, dtype) in self.observation_leaves.items()
+        }
         self._columns = [(path, leaf.unbind(1)) for path, leaf in self.observations.items()]
         self._actions = [none] * self.n_steps
         # One number per environment and step: columns of numpy arrays and lists cost a tenth of columns of tensors.
@@ -126,12 +132,6 @@ class RolloutBuffer:
         self.counts = np.ones(lead, bool)
         self.last_values = torch.zeros(lead, device=self.device)
         self._values, self._log_probs = [nothing] * self.n_steps, [nothing] * self.n_steps
-
-    def _zeros(self, lead: tuple[int, ...], layout: "Layout") -> Leaves:
-        return {
-            path: torch.zeros((*lead, *shape), dtype=dtype, device=self.device)
-            for path, (shape, dtype) in layout.items()
-        }
 
     def add(
         self,

@@ -1,23 +1,14 @@
-"""Small functions: linear maps without the call of a module, dropout, moving averages, means.
-
-The call of a module shows in a step of acting; forward hooks of the module are not run. Axes: ... any leading axes,
-D width, O outputs, B batch, T time.
-"""
+"""Small functions: dropout, moving averages, means. Axes: ... any leading axes, B batch, T time."""
 
 from collections.abc import Mapping
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 LEVELS = 65_536
 """Dropout rates on the CPU are multiples of 1 / LEVELS: a number takes 16 random bits."""
-
-
-def linear(layer: nn.Linear, x: Float[Tensor, "... D"]) -> Float[Tensor, "... O"]:
-    """``layer(x)``."""
-    return F.linear(x, layer.weight, layer.bias)
 
 
 @torch.no_grad()

@@ -18,7 +18,6 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces
 from rltransformers.core.spec import Choice
 from rltransformers.core.values import NOT_FINITE, all_finite, finite, named, short
-from rltransformers.functional.modules import linear
 from rltransformers.policies.action_leaves import (
     ActionLeaf,
     BinaryAction,
@@ -107,12 +106,12 @@ class ActionHead(nn.Module):
 
     def forward(self, features: Float[Tensor, "... W"]) -> Float[Tensor, "... A"]:
         """Outputs of all leaves, side by side."""
-        return linear(self.linear, features) if self.readout is None else self.readout(features, self.linear)
+        return self.linear(features) if self.readout is None else self.readout(features, self.linear)
 
     def learning(self, features: Float[Tensor, "... W"], episode: Int[Tensor, "..."]) -> Float[Tensor, "... A"]:
         """Outputs to learn recorded actions by: without what a readout reads of the same ``episode``."""
         if self.readout is None or not self.readout.learns:
-            return linear(self.linear, features)
+            return self.linear(features)
         return self.readout(features, self.linear, episode)
 
     def as_numbers(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... A"]:

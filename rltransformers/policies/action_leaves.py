@@ -24,7 +24,6 @@ from rltransformers.functional.divergences import (
     gaussian_covariance_divergence,
     gaussian_mean_divergence,
 )
-from rltransformers.functional.modules import linear
 
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 LEAST = 1e-30
@@ -174,7 +173,7 @@ class ContinuousAction(BoxAction):
 
     def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
         assert self.embedding is not None
-        return linear(self.embedding, self.as_numbers(action))
+        return self.embedding(self.as_numbers(action))
 
     def decode(self, output: Float[Tensor, "... A"], noise: Tensor | None = None) -> Tensor:
         return self.inside(self.squash(output))

@@ -17,7 +17,6 @@ from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.ranges import strict
 from rltransformers.data.rollout import Leaves, Segment
-from rltransformers.functional.modules import linear
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
 from rltransformers.policies.extractors import Extractor
@@ -252,7 +251,8 @@ class GTrXLPolicy(MemoryPolicy):
             auxiliary = add_losses(auxiliary, None if result.auxiliary_loss is None else share * result.auxiliary_loss)
             losses = {name: losses.get(name, 0.0) + share * value for name, value in result.losses.items()}
         result.auxiliary_loss, result.losses = auxiliary, losses
-        result.state = PolicyState(state.actor, state.critic, last_actions(segment), segment.rewards[:, -1])
+        last_actions = {path: leaf[:, -1] for path, leaf in segment.actions.items()}
+        result.state = PolicyState(state.actor, state.critic, last_actions, segment.rewards[:, -1])
         finite = [barrier for barrier in barriers if barrier is not None]
         return SegmentEvaluation(
             outputs=torch.cat(outputs, 1),
@@ -287,7 +287,7 @@ class GTrXLPolicy(MemoryPolicy):
 
         def next_one(features: Tensor) -> Tensor:
             assert self.later_net is not None
-            return -head.log_prob(linear(self.later_net, self.action_hidden(features)), later)
+            return -head.log_prob(self.later_net(self.action_hidden(features)), later)
 
         deep = Record(streams=layer_record.streams, exits=layer_record.exits, mixed=layer_record.mixed)
         targets = Targets(now, None if self.later_net is None else next_one, counts, first)
@@ -304,7 +304,8 @@ class GTrXLPolicy(MemoryPolicy):
         critic = state.critic
         if self.critic is not None:
             _, critic = self.critic(*steps, state.critic, None, NOTHING)
-        return PolicyState(actor, critic, last_actions(segment), segment.rewards[:, -1])
+        last_actions = {path: leaf[:, -1] for path, leaf in segment.actions.items()}
+        return PolicyState(actor, critic, last_actions, segment.rewards[:, -1])
 
     @torch.no_grad()
     def remember(self, segment: Segment) -> None:
@@ -322,18 +323,13 @@ class GTrXLPolicy(MemoryPolicy):
     def _read(
         self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        values = linear(self.value_net, self.value_hidden(value_features)).squeeze(-1)
+        values = self.value_net(self.value_hidden(value_features)).squeeze(-1)
         if isinstance(self.value_net, PopArt):
             values = self.value_net.in_units(values)
         outputs = self.action_head.forward(self.action_hidden(features))
         if self.masks:
             outputs = self.action_head.masked(outputs, observations[ACTION_MASK])
         return outputs, values
-
-
-def last_actions(segment: Segment) -> Leaves:
-    """Those of the last step of a segment, by path [B, leaf shape]."""
-    return {path: leaf[:, -1] for path, leaf in segment.actions.items()}
 
 
 def previous_steps(segment: Segment) -> tuple[Leaves, Tensor]:

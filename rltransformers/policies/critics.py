@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.functional.modules import linear
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import BinaryAction, CategoricalAction, ContinuousAction
 from rltransformers.policies.encoders import ObservationEncoder
@@ -37,9 +36,9 @@ class Critic(nn.Module):
         self.value = nn.Linear(width, 1)
 
     def forward(self, observations: Mapping[str, Tensor], actions: Float[Tensor, "... J A"]) -> Float[Tensor, "... J"]:
-        hidden = (self.encoder(observations).unsqueeze(-2) + linear(self.action, actions)).relu()
-        hidden = linear(self.third, linear(self.second, hidden).relu()).relu()
-        return linear(self.value, hidden).squeeze(-1)
+        hidden = (self.encoder(observations).unsqueeze(-2) + self.action(actions)).relu()
+        hidden = self.third(self.second(hidden).relu()).relu()
+        return self.value(hidden).squeeze(-1)
 
 
 class TwinCritics(nn.Module):

@@ -26,7 +26,6 @@ from rltransformers.core.spaces import leaf_spaces, normalized_leaves, space_fro
 from rltransformers.core.spec import Choice
 from rltransformers.core.values import to_tensor
 from rltransformers.functional.call import EVERY, Context
-from rltransformers.functional.modules import linear
 from rltransformers.functional.windows import descending, padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.action_leaves import Units
@@ -192,7 +191,7 @@ class DecisionPolicy(nn.Module):
     def embed_scaled(self, scaled: Float[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
         """The token of a return-to-go in network units."""
         assert self.embed_return is not None
-        return linear(self.embed_return, scaled.unsqueeze(-1))
+        return self.embed_return(scaled.unsqueeze(-1))
 
     def embed_step(
         self, observation: Float[Tensor, "*n W"], return_to_go: Float[Tensor, "*n"]
@@ -207,7 +206,7 @@ class DecisionPolicy(nn.Module):
     def predicted_return(self, features: Float[Tensor, "... W"]) -> Float[Tensor, "..."]:
         """Return-to-go in network units, from features of observation tokens."""
         assert self.return_head is not None
-        return linear(self.return_head, features).squeeze(-1)
+        return self.return_head(features).squeeze(-1)
 
     def conditioned(self, features: Float[Tensor, "... W"], scaled: Float[Tensor, "..."]) -> Float[Tensor, "... W"]:
         """Input of the head: the features themselves, unless returns condition them."""

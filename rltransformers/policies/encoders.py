@@ -21,7 +21,6 @@ from rltransformers.core.pictures import Picture, as_picture, integer_scale, pic
 from rltransformers.core.ranges import check, shown
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, space_from_leaves, stored_dtype
 from rltransformers.functional.call import EVERY, Context
-from rltransformers.functional.modules import linear
 from rltransformers.policies.registered import BUILT_IN, LeafChoice, OwnEncoder
 from rltransformers.policies.set_encoders.interface import Encoded
 
@@ -151,7 +150,7 @@ class VectorEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = (x if self.axes == 1 else x.reshape(*x.shape[: x.dim() - self.axes], -1)).to(self.linear.weight.dtype)
-        return linear(self.linear, flat if self.largest == 1.0 else flat / self.largest)
+        return self.linear(flat if self.largest == 1.0 else flat / self.largest)
 
 
 class IndexEncoder(nn.Module):

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError, did_you_mean, one_line
 from rltransformers.core.spaces import leaf_spaces
-from rltransformers.functional.modules import linear
 from rltransformers.policies.registered import check_alike, check_modes, check_rows
 
 Space = gym.Space[Any]
@@ -62,7 +61,7 @@ class FeaturesExtractor(nn.Module):
         first = values[self.paths[0]]
         lead = first.shape[: first.dim() - self.axes]
         rows = {path: each(values[path]) for path, each in zip(self.paths, self.inputs, strict=True)}
-        return linear(self.linear, self.features(rows)).reshape(*lead, -1)
+        return self.linear(self.features(rows)).reshape(*lead, -1)
 
     def features(self, rows: Mapping[str, Tensor]) -> Tensor:
         """What the extractor makes of rows [N, ...] by path: [N, F]."""

@@ -108,9 +108,9 @@ class PolicyState:
 
     def clone(self) -> "PolicyState":
         """A copy that shares no memory with this state."""
-        critic = None if self.critic is None else self.critic.clone()
+        critic = None if self.critic is None else self.critic.map(Tensor.clone)
         action = {path: leaf.clone() for path, leaf in self.previous_action.items()}
-        return PolicyState(self.actor.clone(), critic, action, self.previous_reward.clone())
+        return PolicyState(self.actor.map(Tensor.clone), critic, action, self.previous_reward.clone())
 
     def tensors(self) -> dict[str, Any]:
         """Every tensor by name, for checkpoints."""

@@ -21,7 +21,7 @@ from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import UnitInterval, strict
 from rltransformers.data.replay import Window
-from rltransformers.functional.modules import approach, linear
+from rltransformers.functional.modules import approach
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import LEAST, MASKED, CategoricalAction
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
@@ -291,7 +291,7 @@ class GTrXLQPolicy(MemoryPolicy):
 
         def next_one(features: Tensor) -> Tensor:
             assert self.later_net is not None
-            logs = linear(self.later_net, self.action_hidden(features[:, cut])).log_softmax(-1)
+            logs = self.later_net(self.action_hidden(features[:, cut])).log_softmax(-1)
             return -logs.gather(-1, later[:, cut, None]).squeeze(-1)
 
         exits = None if layer_record.exits is None else layer_record.exits[:, cut]

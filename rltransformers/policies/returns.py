@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import fits, shown
 from rltransformers.core.values import finite
-from rltransformers.functional.modules import linear
 from rltransformers.policies.observations import fit_vector
 
 ReturnIn = Literal["sequence", "condition"]
@@ -39,10 +38,10 @@ class ReturnCondition(nn.Module):
 
     def forward(self, features: Float[Tensor, "... W"], scaled: Float[Tensor, "..."]) -> Float[Tensor, "... W"]:
         """The features under a return in network units."""
-        asked = F.silu(linear(self.embed, scaled.unsqueeze(-1)))
-        scale, shift = linear(self.modulate, asked).chunk(2, -1)
+        asked = F.silu(self.embed(scaled.unsqueeze(-1)))
+        scale, shift = self.modulate(asked).chunk(2, -1)
         normal = torch.layer_norm(features, features.shape[-1:])
-        return features + linear(self.contract, F.gelu(linear(self.expand, normal * (1.0 + scale) + shift)))
+        return features + self.contract(F.gelu(self.expand(normal * (1.0 + scale) + shift)))
 
 
 def target_list(target_returns: Iterable[float] | float | None, best: float | None, return_scale: float) -> list[Any]:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
-from rltransformers.functional.modules import linear
 from rltransformers.positions.interface import Acts, Position, Sizes, head_products
 
 
@@ -38,7 +37,7 @@ class Disentangled(Position):
     def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
         """Kr[delta(d)] / sqrt(3 Dh) of all heads, [L, H Dh]."""
         row = (self.max_distance + distance).clamp(max=2 * self.max_distance - 1)
-        return linear(self.key, self.table[row].to(like.dtype)) * (3 * self.head_dim) ** -0.5
+        return self.key(self.table[row].to(like.dtype)) * (3 * self.head_dim) ** -0.5
 
     def scores(self, q: Tensor, table: Tensor) -> Tensor:
         return head_products(q, table)
@@ -46,7 +45,7 @@ class Disentangled(Position):
     def key_vectors(self, distance: Tensor, like: Tensor) -> Tensor:
         """Qr[delta(-d)] / sqrt(3 Dh), [L, H, K]."""
         row = (self.max_distance - distance).clamp(min=0)
-        vectors = linear(self.query, self.table[row].to(like.dtype)) * (3 * self.head_dim) ** -0.5
+        vectors = self.query(self.table[row].to(like.dtype)) * (3 * self.head_dim) ** -0.5
         return vectors.unflatten(-1, (self.heads, self.head_dim))
 
 

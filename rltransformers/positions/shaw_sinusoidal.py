@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, Spec
-from rltransformers.functional.modules import linear
 from rltransformers.positions.interface import Acts, Position, Sizes, sinusoid
 
 
@@ -52,7 +51,7 @@ def vectors(project: nn.Linear | None, distance: Tensor, width: int, like: Tenso
     """Sinusoids of distances, as wide as the model and projected, or of the given width."""
     if project is None:
         return sinusoid(distance, width, like)
-    return linear(project, sinusoid(distance, project.in_features, like))
+    return project(sinusoid(distance, project.in_features, like))
 
 
 SPEC = Spec(

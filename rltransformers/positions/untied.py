@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
-from rltransformers.functional.modules import linear
 from rltransformers.positions.interface import Acts, Codes, Position, Sizes
 
 
@@ -34,10 +33,10 @@ class Untied(Position):
         self.key = nn.Linear(sizes.width, sizes.kv_heads * sizes.head_dim, bias=False)
 
     def query_channels(self, p: Tensor, like: Tensor) -> Tensor:
-        return linear(self.query, self.codes(p, like))
+        return self.query(self.codes(p, like))
 
     def key_channels(self, p: Tensor, like: Tensor) -> Tensor:
-        return linear(self.key, self.codes(p, like))
+        return self.key(self.codes(p, like))
 
     def check_places(self, p: Tensor, timestep: Tensor) -> None:
         self.codes.check_places(p)

@@ -17,10 +17,10 @@ from rltransformers.core.errors import DataError
 from rltransformers.core.world import Sharing, rows_of
 from rltransformers.data.rollout import Recorded, Segment, row_batches
 from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy, SegmentEvaluation
-from rltransformers.policies.memory_policy import MemoryPolicy
+from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.q_network import QEvaluation
-from rltransformers.training.online.carry import segment_of, segment_tensors
+from rltransformers.training.online.carry import MemoryRefresh, segment_of, segment_tensors
 
 LossT = TypeVar("LossT", PPOLoss, VMPOLoss, DQNLoss)
 RATIO_TOLERANCE = 0.01
@@ -144,6 +144,34 @@ def maintain(policy: MemoryPolicy, sharing: Sharing) -> None:
         for sums in part.backbone.seen():
             sharing.sum_in_place([sums])
         part.backbone.maintain()
+
+
+def renew_memory(
+    policy: GTrXLPolicy, segment: Segment, acting: PolicyState, refresh: MemoryRefresh, rows: Tensor
+) -> tuple[PolicyState, float]:
+    """Return the memory to go on with after an update on ``segment``, and the staleness of that of ``acting``.
+
+    With ``refresh`` "never" it is that of ``acting``, whose staleness is measured in the environments ``rows`` alone.
+    """
+    stored = policy.without_cache(acting)
+    if refresh == "never":
+        return stored, staleness(stored[rows], policy.memory_after(segment.rows(rows)))
+    renewed = policy.memory_after(segment)
+    return renewed, staleness(stored, renewed)
+
+
+def staleness(stored: PolicyState, renewed: PolicyState) -> float:
+    """|stored - renewed| / |renewed| over all floating-point memory of actor and critic."""
+    pairs = [(stored.actor, renewed.actor)]
+    if stored.critic is not None and renewed.critic is not None:
+        pairs.append((stored.critic, renewed.critic))
+    difference = size = 0.0
+    for old, new in pairs:
+        for name, tensor in new.tensors.items():
+            if tensor.is_floating_point() and name in old.tensors:
+                difference += float((old.tensors[name] - tensor).square().sum())
+                size += float(tensor.square().sum())
+    return (difference / size) ** 0.5 if size else 0.0
 
 
 def mean_of(losses: Sequence[LossT], part: str) -> float:

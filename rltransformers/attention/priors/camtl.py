@@ -16,7 +16,6 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.blocks import inside_block
 from rltransformers.functional.call import Tokens
-from rltransformers.functional.modules import linear
 from rltransformers.mixers.interface import Dims
 
 
@@ -63,7 +62,7 @@ class ConditionalBlocks(Part):
     def of_queries(self, q: Tensor, distance: Tensor, tokens: Tokens) -> Tensor:
         blocks, block = self.matrices.shape[:2]
         place, number = tokens.p % block, tokens.p // block % blocks
-        gamma, beta = linear(self.film, self.vector(tokens)).chunk(2, -1)
+        gamma, beta = self.film(self.vector(tokens)).chunk(2, -1)
         rows = (1 + gamma) * self.matrices[number, place] + beta
         return inside_block(rows, place, distance)[:, None].expand(-1, self.heads, -1, -1).to(q.dtype)
 

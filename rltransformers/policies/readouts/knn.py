@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Spec, Traits
-from rltransformers.functional.modules import linear
 from rltransformers.policies.action_leaves import ActionLeaf
 from rltransformers.policies.readouts.interface import Readout, StoreOptions
 
@@ -62,7 +61,7 @@ class NearestNeighbors(Readout):
     def forward(
         self, features: Float[Tensor, "*n W"], layer: nn.Linear, own: Int[Tensor, "*n"] | None = None
     ) -> Float[Tensor, "*n A"]:
-        outputs, options = linear(layer, features), self.options
+        outputs, options = layer(features), self.options
         if options.weight == 0:
             return outputs
         found = self.store.nearest(features, options.neighbors, own)

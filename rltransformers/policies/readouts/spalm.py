@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Spec, Traits
-from rltransformers.functional.modules import linear
 from rltransformers.policies.action_leaves import ActionLeaf
 from rltransformers.policies.readouts.interface import Readout, StoreOptions
 
@@ -67,8 +66,8 @@ class GatedMemory(Readout):
         logits = (y @ features[..., None]).squeeze(-1)
         logits = logits.masked_fill(~found.exists, torch.finfo(logits.dtype).min)
         memory = (logits.softmax(-1)[..., None, :] @ y).squeeze(-2)
-        share = (1 - linear(self.gate, features).sigmoid()) * found.exists.any(-1, keepdim=True)
-        return linear(layer, features + share * (memory - features))
+        share = (1 - self.gate(features).sigmoid()) * found.exists.any(-1, keepdim=True)
+        return layer(features + share * (memory - features))
 
 
 SPEC = Spec(

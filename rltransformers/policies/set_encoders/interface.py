@@ -19,7 +19,6 @@ from rltransformers.blocks.residual import normalized
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import LARGEST_LAYER
 from rltransformers.core.spec import Size
-from rltransformers.functional.modules import linear
 
 Position = Literal["none", "learned", "sinusoidal"]
 Activation = Callable[[Tensor], Tensor]
@@ -120,8 +119,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
         """Values that every element reads of the others and itself."""
-        q, k, v = (split_heads(linear(layer, x), self.heads) for layer in (self.query, self.key, self.value))
-        return linear(self.out, joined_heads(self.read(q, k, v, exists)))
+        q, k, v = (split_heads(layer(x), self.heads) for layer in (self.query, self.key, self.value))
+        return self.out(joined_heads(self.read(q, k, v, exists)))
 
     def read(
         self,
@@ -144,7 +143,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*n W"]) -> Float[Tensor, "*n W"]:
         """Row by row."""
-        return linear(self.second, self.activation(linear(self.first, x)))
+        return self.second(self.activation(self.first(x)))
 
 
 class PostNormLayer(nn.Module):
@@ -191,8 +190,8 @@ class AttentionBlock(Attention):
     ) -> Float[Tensor, "B M W"]:
         """Rows of x that have read those of y that exist."""
         pairs = ((self.query, x), (self.key, y), (self.value, y))
-        q, k, v = (split_heads(linear(layer, rows), self.heads) for layer, rows in pairs)
-        h = normalized(self.attention_norm, x + linear(self.out, joined_heads(attend(q, k, v, exists))))
+        q, k, v = (split_heads(layer(rows), self.heads) for layer, rows in pairs)
+        h = normalized(self.attention_norm, x + self.out(joined_heads(attend(q, k, v, exists))))
         return normalized(self.norm, h + self.feed_forward(h))
 
 

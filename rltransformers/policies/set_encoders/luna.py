@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from rltransformers.blocks.residual import normalized
 from rltransformers.core.spec import Size, Spec, Traits
-from rltransformers.functional.modules import linear
 from rltransformers.policies.set_encoders.interface import (
     EncoderOptions,
     FeedForward,
@@ -40,7 +39,7 @@ class Reading(nn.Module):
     ) -> Float[Tensor, "B M W"]:
         """Values that x reads of the rows of y that exist."""
         pairs = ((self.query, x), (self.key or self.value, y), (self.value, y))
-        q, k, v = (split_heads(linear(layer, rows), self.heads) for layer, rows in pairs)
+        q, k, v = (split_heads(layer(rows), self.heads) for layer, rows in pairs)
         return joined_heads(attend(q, k, v, exists))
 
 
@@ -63,7 +62,7 @@ class LunaLayer(nn.Module):
     ) -> tuple[Float[Tensor, "B N W"], Float[Tensor, "B l W"]]:
         """Rows, and the packed sequence of the next layer."""
         gathered = self.pack(packed, x, exists)
-        x = normalized(self.attention_norm, x + linear(self.out, self.unpack(x, gathered)))
+        x = normalized(self.attention_norm, x + self.out(self.unpack(x, gathered)))
         x = normalized(self.norm, x + self.feed_forward(x))
         return x, packed if self.packed_norm is None else normalized(self.packed_norm, packed + gathered)
 

@@ -36,34 +36,6 @@ class Carry:
     target_age: int = 0
 
 
-def renew_memory(
-    policy: GTrXLPolicy, segment: Segment, acting: PolicyState, refresh: MemoryRefresh, rows: Tensor
-) -> tuple[PolicyState, float]:
-    """Return the memory to go on with after an update on ``segment``, and the staleness of that of ``acting``.
-
-    With ``refresh`` "never" it is that of ``acting``, whose staleness is measured in the environments ``rows`` alone.
-    """
-    stored = policy.without_cache(acting)
-    if refresh == "never":
-        return stored, staleness(stored[rows], policy.memory_after(segment.rows(rows)))
-    renewed = policy.memory_after(segment)
-    return renewed, staleness(stored, renewed)
-
-
-def staleness(stored: PolicyState, renewed: PolicyState) -> float:
-    """|stored - renewed| / |renewed| over all floating-point memory of actor and critic."""
-    pairs = [(stored.actor, renewed.actor)]
-    if stored.critic is not None and renewed.critic is not None:
-        pairs.append((stored.critic, renewed.critic))
-    difference = size = 0.0
-    for old, new in pairs:
-        for name, tensor in new.tensors.items():
-            if tensor.is_floating_point() and name in old.tensors:
-                difference += float((old.tensors[name] - tensor).square().sum())
-                size += float(tensor.square().sum())
-    return (difference / size) ** 0.5 if size else 0.0
-
-
 def segment_tensors(segment: Segment) -> dict[str, Any]:
     """Every tensor of a segment by name."""
     tensors = {field.name: getattr(segment, field.name) for field in fields(Segment)}

@@ -5,6 +5,7 @@ Stable-Baselines3 looks these up on the class of an algorithm, so they are one c
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
@@ -23,9 +24,9 @@ from rltransformers.core.files import check_folder
 from rltransformers.core.guard import Guard, named_fault, raised_in_reset, reset_rows, warn_of_statistics
 from rltransformers.core.ranges import Count, Environments, Seed, strict
 from rltransformers.core.seeding import branch_seeds, generators, seed_environments
-from rltransformers.core.values import episode_record, success_of
+from rltransformers.core.values import episode_record, success_of, to_tensor
 from rltransformers.core.world import Sharing, current_sharing
-from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
+from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
 from rltransformers.policies.steps import ActorCriticMachine
@@ -201,7 +202,7 @@ class OnlineAgent(StoredAgent):
         steps = self.n_envs - int(np.count_nonzero(resets))
         self._rollout_record.steps += steps
         self.num_timesteps += steps * self.sharing.size  # until ``_share_rollout`` counts those of the others
-        self.carry.acting = with_reward(state, rewards)
+        self.carry.acting = replace(state, previous_reward=to_tensor(rewards, self.device, state.previous_reward.dtype))
         self._observation, self._moves = new_obs, self._guard.moves
         # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
         self._last_episode_starts = dones | resets
@@ -236,8 +237,7 @@ class OnlineAgent(StoredAgent):
             DataError: for an ``is_success`` that is no boolean or number.
         """
         for row in () if dones is None else np.flatnonzero(dones).tolist():
-            if type(success := infos[row].get("is_success")) is not bool:
-                success_of({"is_success": success}, row)
+            success_of(infos[row], row)
         infos = [
             {name: value for name, value in info.items() if name != "episode"}
             if "episode" in info and episode_record(info) is None
@@ -320,8 +320,7 @@ class OnlineAgent(StoredAgent):
             tb_log_name: name of the run in TensorBoard; None for that of the agent.
 
         Raises:
-            DataError: for an observation, a reward or a flag outside its space, and for an exception of the environment
-                (chained); names the environment and the step.
+            DataError: for a value outside its space, or an exception of the environment (chained); says where and when.
             ConfigError: when the agent was loaded without an environment.
         """
         if self.env is None:
@@ -490,7 +489,7 @@ class OnlineAgent(StoredAgent):
 
     @property
     def _actor(self) -> MemoryPolicy:
-        """The policy that ``_acting`` belongs to."""
+        """The policy that acts in the environments, from the memory ``carry.acting``."""
         return cast(MemoryPolicy, self.policy)
 
     def __repr__(self) -> str:
