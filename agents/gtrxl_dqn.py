@@ -112,7 +112,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
     """
 
     kind = KIND
-    of_environments = (*OnlineAgent.of_environments, "last_raw_observation")
+    per_environment = (*OnlineAgent.per_environment, "last_raw_observation")
     scheduled = ("learning_rate", "exploration")
     policy_aliases = {"GTrXLQPolicy": GTrXLQPolicy}
     policy: GTrXLQPolicy

@@ -120,7 +120,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     """
 
     kind = "GTrXLVMPO"
-    of_environments = (*OnPolicyMemoryAgent.of_environments, "own_memory")
+    per_environment = (*OnPolicyMemoryAgent.per_environment, "own_memory")
     scheduled = ("learning_rate",)
     first_values = ("eta_init", "alpha_init")
     parts = OnPolicyMemoryAgent.parts | {name: name for name in ("target", "multipliers", "multiplier_optimizer")}

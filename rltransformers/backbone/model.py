@@ -287,7 +287,7 @@ class Backbone(nn.Module):
         if self.tasks is not None:
             self.check_tasks(tokens.task)
         if record is not None:
-            record.streams, record.exits, record.mixed = [] if self.hands_out else None, None, None
+            record.streams, record.exits, record.random_exits = [] if self.hands_out else None, None, None
         call = Call(tokens, SILENT if record is None else Probe(record), wanted, context=context)
         x, after = self.run(x, self.layer_states(state, x), call)
 
@@ -299,8 +299,8 @@ class Backbone(nn.Module):
         if record is not None and record.streams is not None:
             record.streams = [placed(normalized(self.final_norm, like(each, x))) for each in record.streams]
             record.exits = None if record.exits is None else placed(like(record.exits, x))
-            mixed = record.mixed
-            record.mixed = None if mixed is None else placed(normalized(self.final_norm, like(mixed, x)))
+            mixed = record.random_exits
+            record.random_exits = None if mixed is None else placed(normalized(self.final_norm, like(mixed, x)))
         last = tokens.last_position()
         last = last.clone() if valid is None and time > 1 else last  # a view would keep the places of all tokens
         return placed(x), state_of({"position": last}, after)

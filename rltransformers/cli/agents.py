@@ -275,7 +275,7 @@ class OnlineRunAgent(RunAgent):
     def inexact(self) -> str | None:
         if not isinstance(self.model, OnlineAgent):
             return "environments begin new episodes and sampling new random numbers: recurrent_ppo cannot save either"
-        if self.model.stands_in_episodes:
+        if self.model.is_in_episodes:
             return None
         return (
             f"environments begin new episodes: the checkpoint has no state of {self.config.environment.id}; "
@@ -332,7 +332,7 @@ class OfflineRunAgent(RunAgent):
         assert dataset is not None  # ExperimentConfig checks it
         if dataset.collect is None:  # programs() has asked for the consent that a pickle needs
             data = load_trajectories(dataset.id, **dataset.reading(), trust=True)
-            return replace(data, guesses={}, contents_checked=True)  # the environment is compared with them
+            return replace(data, guesses={}, verify=False)  # the environment is compared with them
         return collect_episodes(self.config.environment, dataset.collect, self.config.seed)
 
     @property

@@ -144,7 +144,7 @@ def padding_does_not_matter(policy: PolicyWithMemory) -> Found:
         filled = size * numbers(policy, steps, seed=1)
         filled[:, real] = inputs
         place = f"row {{row}}, step {{step}} with {steps - real_steps} steps of padding that hold {name}"
-        findings.append(compared(policy.padded(filled, valid)[:, real], expected, place))
+        findings.append(compared(policy.pad(filled, valid)[:, real], expected, place))
     return worst(findings)
 
 
@@ -254,7 +254,7 @@ def stopped_run_keeps_memory(policy: PolicyWithMemory) -> Found:
     if not isinstance(policy, Resumes):
         raise Inapplicable("its learning holds no memory between updates")
     with tempfile.TemporaryDirectory() as folder:
-        found, expected = policy.resumed(Path(folder))
+        found, expected = policy.resume(Path(folder))
     return compared(found[:, None], expected[:, None], "row {row}, the first step after loading")
 
 

@@ -93,7 +93,7 @@ class Pads(Protocol):
     padding: str
     """The side of it: "left" or "right"."""
 
-    def padded(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
+    def pad(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
         """Outputs of episodes that begin at their first valid step; what stands in padding must not matter."""
         ...
 
@@ -135,7 +135,7 @@ class Saves(Protocol):
 class Resumes(Protocol):
     """A learner whose run can be stopped in the middle of an episode."""
 
-    def resumed(self, folder: Path) -> tuple[Float[Tensor, "B A"], Float[Tensor, "B A"]]:
+    def resume(self, folder: Path) -> tuple[Float[Tensor, "B A"], Float[Tensor, "B A"]]:
         """Outputs of the next step of a run that was saved and loaded, and of the same run without a stop."""
         ...
 

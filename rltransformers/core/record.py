@@ -16,7 +16,7 @@ class Record:
         streams: where a loss of the backbone asks for them, the streams of the wanted tokens after every layer [B, t,
             D], normalized as its output is; None elsewhere.
         exits: what is predicted of leaving after each of these layers [B, t, E], or None.
-        mixed: the same of a pass in which every token left after a layer drawn for it, or None.
+        random_exits: the same of a pass in which every token left after a layer drawn for it, or None.
         lookback: attention mass by distance, [H, L] per layer, averaged over valid tokens.
     """
 
@@ -26,7 +26,7 @@ class Record:
     lookback: dict[str, Tensor] = field(default_factory=dict)
     streams: list[Tensor] | None = None
     exits: Tensor | None = None
-    mixed: Tensor | None = None
+    random_exits: Tensor | None = None
 
     def add_loss(self, name: str, value: Tensor) -> None:
         """Sum of the contributions of all layers."""
@@ -36,7 +36,7 @@ class Record:
         """Keep only these of the wanted tokens."""
         self.streams = None if self.streams is None else [each[:, tokens] for each in self.streams]
         self.exits = None if self.exits is None else self.exits[:, tokens]
-        self.mixed = None if self.mixed is None else self.mixed[:, tokens]
+        self.random_exits = None if self.random_exits is None else self.random_exits[:, tokens]
 
 
 class Probe:

@@ -24,7 +24,7 @@ def keep_leaves(data: Trajectories, leaves: Sequence[str] | None) -> Trajectorie
         return data
     space = prune_space(data.observation_space, leaves)
     observations = {path: data.observations[path] for path in leaf_spaces(space)}
-    return replace(data, observations=observations, observation_space=space, contents_checked=True)
+    return replace(data, observations=observations, observation_space=space, verify=False)
 
 
 def truncated_at(data: Trajectories, time_limit: int | None) -> Trajectories:
@@ -39,7 +39,7 @@ def truncated_at(data: Trajectories, time_limit: int | None) -> Trajectories:
     ends = data.offsets[1:][data.lengths == time_limit] - 1
     terminations, truncations = np.array(data.terminations), np.array(data.truncations)
     terminations[ends], truncations[ends] = False, True
-    return replace(data, terminations=terminations, truncations=truncations, contents_checked=True)
+    return replace(data, terminations=terminations, truncations=truncations, verify=False)
 
 
 def in_spaces(data: Trajectories, observation_space: Space | None, action_space: Space | None) -> Trajectories:
@@ -71,7 +71,7 @@ def in_spaces(data: Trajectories, observation_space: Space | None, action_space:
         observation_space=observation_space_,
         action_space=action_space_,
         guesses={key: guess for key, guess in data.guesses.items() if known.get(key) is None},
-        contents_checked=True,
+        verify=False,
     )
 
 

@@ -82,7 +82,7 @@ def _read_trajectories(data: Trajectories | str, options: Options) -> Trajectori
     if isinstance(data, str):
         data = Trajectories.open(Path(data).expanduser())
     if options.name is not None:
-        data = replace(data, name=options.name, contents_checked=True)
+        data = replace(data, name=options.name, verify=False)
     data = keep_leaves(truncated_at(data, options.time_limit), options.observation_leaves)
     return in_spaces(data, options.observation_space, options.action_space)
 

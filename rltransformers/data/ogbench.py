@@ -96,7 +96,7 @@ def read_ogbench(dataset: str, options: Options) -> Trajectories:
     finally:
         env.close()
     data = trajectories_from_d4rl(episodes_of_task(arrays), options, dataset, "ogbench")
-    return replace(data, env_id=env_id, env_spec=spec, contents_checked=True)
+    return replace(data, env_id=env_id, env_spec=spec, verify=False)
 
 
 def episodes_of_task(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -142,7 +142,7 @@ class ContextSampler:
             self._return_to_go[first],
         )
 
-    def covering(self, episodes: Int[Tensor, " E"]) -> tuple[Int[Tensor, " N"], Bool[Tensor, "N K"]]:
+    def windows_over(self, episodes: Int[Tensor, " E"]) -> tuple[Int[Tensor, " N"], Bool[Tensor, "N K"]]:
         """Windows that hold every step of some episodes once, and which of their steps these are.
 
         A window begins every h = K - K // 2 steps, and stands for its last h steps; the first one for all of its own.

@@ -81,12 +81,12 @@ class Trajectories:
     env_spec: str | None = None
     final_observations: bool = True
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    contents_checked: InitVar[bool] = False
+    verify: InitVar[bool] = True
     guesses: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self, contents_checked: bool) -> None:
+    def __post_init__(self, verify: bool) -> None:
         check_layout(self)
-        if not contents_checked:
+        if verify:
             check_contents(self)
 
     def __repr__(self) -> str:
@@ -187,7 +187,7 @@ class Trajectories:
             terminations=self.terminations[steps],
             truncations=self.truncations[steps],
             offsets=offsets,
-            contents_checked=True,
+            verify=False,
         )
 
     def top_fraction(self, fraction: float) -> "Trajectories":
@@ -210,7 +210,7 @@ class Trajectories:
         """The same episodes with their whole return paid on the last step (arXiv 2106.01345, section 5.6)."""
         rewards = np.zeros_like(self.rewards)
         rewards[self.offsets[1:] - 1] = self.returns
-        return replace(self, rewards=rewards, contents_checked=True)
+        return replace(self, rewards=rewards, verify=False)
 
     def observation_statistics(self) -> tuple[Leaves, Leaves]:
         """Mean and population standard deviation over the N observations that saw an action.
@@ -391,7 +391,7 @@ def join_trajectories(
         first.env_spec,
         all(part.final_observations for part in parts),
         metadata if metadata is not None else first.metadata,
-        contents_checked=True,
+        verify=False,
         guesses=first.guesses,
     )
 

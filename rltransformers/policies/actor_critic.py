@@ -289,7 +289,7 @@ class GTrXLPolicy(MemoryPolicy):
             assert self.later_net is not None
             return -head.log_prob(self.later_net(self.action_hidden(features)), later)
 
-        deep = Record(streams=layer_record.streams, exits=layer_record.exits, mixed=layer_record.mixed)
+        deep = Record(streams=layer_record.streams, exits=layer_record.exits, random_exits=layer_record.random_exits)
         targets = Targets(now, None if self.later_net is None else next_one, counts, first)
         tell_deep_losses(self.actor.backbone, deep, targets, self.progress)
         result.auxiliary_loss = add_losses(result.auxiliary_loss, weighted_losses(self.actor.backbone, deep))

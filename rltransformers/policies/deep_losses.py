@@ -59,7 +59,7 @@ def tell_deep_losses(backbone: Backbone, record: Record, targets: Targets, progr
     for choice in backbone.config.choices.losses:
         if isinstance(choice.options, ExitOptions):
             losses = torch.stack([targets.now(stream) for stream in streams])
-            mixed = None if record.mixed is None else targets.now(record.mixed)
+            mixed = None if record.random_exits is None else targets.now(record.random_exits)
             record.add_loss(choice.name, exits_loss(losses, record.exits, targets, choice.options, mixed))
         elif isinstance(choice.options, DeepOptions):
             record.add_loss(choice.name, deep_loss(streams, targets, choice.options, progress))

@@ -295,7 +295,7 @@ class GTrXLQPolicy(MemoryPolicy):
             return -logs.gather(-1, later[:, cut, None]).squeeze(-1)
 
         exits = None if layer_record.exits is None else layer_record.exits[:, cut]
-        deep = Record(streams=layer_record.streams, exits=exits, mixed=layer_record.mixed)
+        deep = Record(streams=layer_record.streams, exits=exits, random_exits=layer_record.random_exits)
         first = window.first[:, window.context :][:, cut]
         targets = Targets(value_loss, None if self.later_net is None else next_one, window.counts[:, cut], first)
         tell_deep_losses(self.actor.backbone, deep, targets, self.progress)

@@ -76,7 +76,7 @@ class Exits(Plain):
         record.streams = [chosen(stream, call.wanted) for stream in streams]
         if self.mixes:
             drawn = replace(self, leaving=Drawn(draw(x, len(self.layers))), mixes=False)
-            record.mixed, _ = drawn.run(x, states, call.silent())
+            record.random_exits, _ = drawn.run(x, states, call.silent())
         record.exits = chosen(self.leaving.predictions(streams), call.wanted)
 
 

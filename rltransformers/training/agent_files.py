@@ -101,7 +101,7 @@ class StoredAgent(BaseAlgorithm):
         kind: name of the agent in its checkpoints and logs.
         scheduled: constructor arguments that may be a schedule.
         policy_aliases: the policy of the agent, by the name that a user gives.
-        of_environments: parts of a checkpoint whose tensors have a row for every environment.
+        per_environment: parts of a checkpoint whose tensors have a row for every environment.
         first_values: settings that only start a value which training then changes.
         parts: names of ``get_parameters``, and where a checkpoint holds each.
     """
@@ -109,7 +109,7 @@ class StoredAgent(BaseAlgorithm):
     kind: ClassVar[str]
     scheduled: ClassVar[tuple[str, ...]]
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
-    of_environments: ClassVar[tuple[str, ...]] = (
+    per_environment: ClassVar[tuple[str, ...]] = (
         "acting",
         "segment",
         "last_observation",

@@ -415,17 +415,17 @@ def test_environments_that_can_tell_where_they_stand_go_on_in_new_ones(
     straight = agent(env(), kind=kind).learn(STEPS)
     straight.learn(STEPS, reset_num_timesteps=False)
     resumed = kind.load(tmp_path / "half", env=env(), device="cpu", force_reset=None)
-    assert resumed.stands_in_episodes
+    assert resumed.is_in_episodes
     resumed.learn(STEPS, reset_num_timesteps=False)
     assert_equal(everything(resumed), everything(straight))
 
 
 def test_environments_that_cannot_tell_begin_new_episodes(tmp_path: Path) -> None:
     agent().learn(STEPS).save(tmp_path / "model")
-    assert not GTrXLPPO.load(tmp_path / "model", env=walks(), force_reset=None).stands_in_episodes
-    assert GTrXLPPO.load(tmp_path / "model", env=walks(), force_reset=False).stands_in_episodes
+    assert not GTrXLPPO.load(tmp_path / "model", env=walks(), force_reset=None).is_in_episodes
+    assert GTrXLPPO.load(tmp_path / "model", env=walks(), force_reset=False).is_in_episodes
     agent(discrete()).learn(STEPS).save(tmp_path / "model")
-    assert not GTrXLPPO.load(tmp_path / "model", env=discrete()).stands_in_episodes
+    assert not GTrXLPPO.load(tmp_path / "model", env=discrete()).is_in_episodes
 
 
 @pytest.mark.parametrize("kind", ON_POLICY)
@@ -485,7 +485,7 @@ def test_a_seed_that_is_given_to_load_begins_the_random_streams(tmp_path: Path, 
     def gone_on(seed: int) -> torch.Tensor:
         words: dict[str, Any] = {"seed": seed} if given == "keyword" else {"custom_objects": {"seed": seed}}
         model = kind.load(tmp_path / "half", env=discrete(), device="cpu", force_reset=None, **words)
-        assert model.seed == seed and model.stands_in_episodes
+        assert model.seed == seed and model.is_in_episodes
         return weights(model.learn(STEPS, reset_num_timesteps=False))
 
     first, again, other = map(gone_on, (1, 1, 2))
@@ -511,7 +511,7 @@ def test_the_state_of_another_number_of_environments_is_left_out(tmp_path: Path,
     agent(discrete(), kind=kind).learn(STEPS).save(tmp_path / "model")
     three = make_vec_env("rltransformers/CueRecall-v0", 3, seed=0, env_kwargs={"delay": 5, "shortest_delay": 1})
     model = kind.load(tmp_path / "model", env=three, device="cpu", force_reset=None)
-    assert not model.stands_in_episodes
+    assert not model.is_in_episodes
     assert model.learn(36, reset_num_timesteps=False).num_timesteps == STEPS + 36
 
 

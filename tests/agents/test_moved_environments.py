@@ -145,9 +145,9 @@ def test_a_move_by_any_reference_begins_new_episodes(kind: str, name: str, move:
     model = agent(kind, env)
     count = model.n_envs
     model.learn(5 * count)
-    assert model.stands_in_episodes
+    assert model.is_in_episodes
     move(env, model)
-    assert not model.stands_in_episodes
+    assert not model.is_in_episodes
     model.learn(5 * count, reset_num_timesteps=False)
     check_true(model)
     at = 0 if kind == "ppo" else 5
@@ -205,7 +205,7 @@ def test_a_moved_environment_is_no_place_to_resume_from(kind: str, tmp_path: Pat
     with pytest.raises(ConfigError, match="somebody else"):
         type(model).load(path, env=make_vec_env("rltransformers/CueRecall-v0", 2), device="cpu", force_reset=False)
     again = type(model).load(path, env=make_vec_env("rltransformers/CueRecall-v0", 2), device="cpu", force_reset=None)
-    assert not again.stands_in_episodes
+    assert not again.is_in_episodes
     again.learn(10, reset_num_timesteps=False)
     model.learn(10, reset_num_timesteps=False)
 
@@ -221,7 +221,7 @@ def test_what_counts_moves_is_the_environment_it_was() -> None:
     for copy in (deepcopy(env), pickle.loads(pickle.dumps(env))):
         assert type(copy) is Coded and copy.t == env.t
         copy.reset()
-        assert model.stands_in_episodes
+        assert model.is_in_episodes
     state = deepcopy(vars(env))
     env.step(0)
     vars(env).update(state)
@@ -236,4 +236,4 @@ def test_an_agent_with_its_environments_can_be_copied_and_pickled() -> None:
     for copy in (deepcopy(model), pickle.loads(pickle.dumps(model))):
         copy.learn(10)
         check_true(copy)
-        assert copy.num_timesteps == 10 and model.stands_in_episodes
+        assert copy.num_timesteps == 10 and model.is_in_episodes

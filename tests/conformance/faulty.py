@@ -77,7 +77,7 @@ class Conforming:
     def reached(self, distance: Tensor) -> Tensor:
         return (distance >= 0) & (distance <= MEMORY)
 
-    def padded(self, inputs: Tensor, valid: Tensor) -> Tensor:
+    def pad(self, inputs: Tensor, valid: Tensor) -> Tensor:
         place = torch.arange(inputs.shape[1])
         distance = place[:, None] - place
         own = torch.eye(len(place), dtype=torch.bool)  # padding sees itself, so that its softmax is one
@@ -101,7 +101,7 @@ class Conforming:
             weight.copy_(value)
         return again, stored["state"]
 
-    def resumed(self, folder: Path) -> tuple[Tensor, Tensor]:
+    def resume(self, folder: Path) -> tuple[Tensor, Tensor]:
         inputs, no = self.episode(5), torch.zeros(1, dtype=torch.bool)
         state = self.after(inputs)
         self.save(state, folder)

@@ -151,17 +151,17 @@ def test_mixed_training_draws_a_layer_for_every_token(double: None) -> None:
     backbone, record = backbone_of(depth="depth_adaptive", losses=losses), Record()
     x = torch.randn(2, 20, 12)
     backbone(x, record=record)
-    assert record.mixed is not None and record.streams is not None
+    assert record.random_exits is not None and record.streams is not None
     layer = draw(x, 3)
     assert layer.unique().tolist() == [0, 1, 2]
     again = Record()
     backbone(x, record=again)
-    assert torch.equal(record.mixed, again.mixed if again.mixed is not None else x)
+    assert torch.equal(record.random_exits, again.random_exits if again.random_exits is not None else x)
     backbone(x + 1e-9, record=again)
     assert not torch.equal(draw(x + 1e-9, 3), layer)
     # The first token sees nobody, so it is exactly what the layers made of it.
     for b in range(2):
-        torch.testing.assert_close(record.mixed[b, 0], record.streams[int(layer[b, 0])][b, 0])
+        torch.testing.assert_close(record.random_exits[b, 0], record.streams[int(layer[b, 0])][b, 0])
     counts, first = torch.ones(2, 4, dtype=torch.bool), torch.zeros(2, 4, dtype=torch.bool)
     lost, mixed = torch.rand(3, 2, 4), torch.rand(2, 4)
     found = exits_loss(lost, None, targets_of(counts, first), ExitOptions(training="mixed"), mixed)

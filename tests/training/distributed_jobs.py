@@ -73,7 +73,7 @@ def online(
 def resumed(path: str, agent: str, task: str, num_envs: int, steps: int, normalize: bool = False) -> dict[str, Any]:
     """Go on with a saved model until ``steps`` steps are done; what came out."""
     model: Any = AGENTS[agent].load(path, environments(task, num_envs, normalize), force_reset=None)
-    assert model.stands_in_episodes
+    assert model.is_in_episodes
     model.learn(steps - model.num_timesteps, reset_num_timesteps=False)
     return outcome(model)
 

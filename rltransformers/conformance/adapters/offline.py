@@ -83,7 +83,7 @@ class DecisionTransformerAgent:
     def lookback(self, step: int) -> int:
         return int(self.model.decider().window(torch.tensor([step])))
 
-    def padded(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
+    def pad(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
         return self._outputs(inputs, valid, 0)
 
     def _outputs(self, inputs: Tensor, valid: Tensor, start: int) -> Tensor:

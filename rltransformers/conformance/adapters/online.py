@@ -73,7 +73,7 @@ class _Agent:
         again.__dict__.update(vars(self) | {"model": type(self.model).load(folder / "model.zip", device="cpu")})
         return again, PolicyState.from_tensors(torch.load(folder / "state.pt", weights_only=True))
 
-    def resumed(self, folder: Path) -> tuple[Tensor, Tensor]:
+    def resume(self, folder: Path) -> tuple[Tensor, Tensor]:
         model = self.model
         collect_more(model)
         save(model, folder / "run.zip")

@@ -73,7 +73,7 @@ class OfflineAgent(StoredDecisionTransformer):
         episodes = torch.arange(len(returns))
         if readout.options.better:
             episodes = episodes[returns >= returns.mean()]
-        windows, wanted = sampler.covering(episodes.to(sampler.device))
+        windows, wanted = sampler.windows_over(episodes.to(sampler.device))
         generator = torch.Generator("cpu").manual_seed(step_seed(self.seed, self.num_timesteps, "datastore"))
         order = torch.randperm(len(windows), generator=generator, device="cpu").to(sampler.device)
         store, steps, trains = readout.store, 0, policy.training

@@ -420,7 +420,7 @@ class OnlineAgent(StoredAgent):
         seed_environments(cast(VecEnv, self.env), branch_seeds(seed, "environment", count, self.sharing.rank * count))
 
     @property
-    def stands_in_episodes(self) -> bool:
+    def is_in_episodes(self) -> bool:
         """Whether ``learn(..., reset_num_timesteps=False)`` goes on with running episodes; else it begins new ones."""
         return self._last_obs is not None and not self._moved
 

@@ -179,7 +179,7 @@ def own_tensors(agent: Any, tensors: dict[str, Any]) -> dict[str, Any]:
     if sharing.is_single:
         return tensors
     block = sharing.block(agent.n_envs)
-    own = tensors | {name: rows_of(tensors[name], block) for name in agent.of_environments}
+    own = tensors | {name: rows_of(tensors[name], block) for name in agent.per_environment}
     if (packed := own["normalization"]) is not None:
         own["normalization"] = packed | {"running_returns": rows_of(packed["running_returns"], block)}
     if (state := own["environment"]) is not None:

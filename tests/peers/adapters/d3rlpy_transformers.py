@@ -68,7 +68,7 @@ class D3rlpyPolicy:
         valid[:, :missing] = False
         return self._outputs(filled, valid, start)[:, missing:]
 
-    def padded(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
+    def pad(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
         return self._outputs(inputs, valid, 0)
 
     def lookback(self, step: int) -> int:

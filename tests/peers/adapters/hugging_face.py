@@ -63,7 +63,7 @@ class HuggingFacePolicy(Recomputing):
     def window(self, inputs: Float[Tensor, "B T D"], start: int) -> Float[Tensor, "B T A"]:
         return self._outputs(inputs, torch.ones(inputs.shape[:2], dtype=torch.bool), start)
 
-    def padded(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
+    def pad(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
         return self._outputs(inputs, valid, 0)
 
     def _outputs(self, inputs: Tensor, valid: Tensor, start: int) -> Tensor:

@@ -74,7 +74,7 @@ class RecurrentPPOPolicy:
         values = self.policy.evaluate_actions(flat, torch.zeros(rows * steps), state, starts)[0].flatten()
         return torch.stack([*logits, values], -1).unflatten(0, (rows, steps))
 
-    def padded(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
+    def pad(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
         first = torch.zeros_like(valid)
         first[:, 0] = True
         return self.segment(inputs, first, self.reset(inputs.shape[0]))
@@ -92,7 +92,7 @@ class RecurrentPPOPolicy:
         states = torch.load(folder / "state.pt", weights_only=True)
         return again, RNNStates((states[0], states[1]), (states[2], states[3]))
 
-    def resumed(self, folder: Path) -> tuple[Tensor, Tensor]:
+    def resume(self, folder: Path) -> tuple[Tensor, Tensor]:
         collected(self.model, 1)
         self.model.save(folder / "run.zip")
         loaded = RecurrentPPO.load(folder / "run.zip", env=self.model.env, device="cpu", force_reset=False)

@@ -69,7 +69,7 @@ class XTransformersPolicy:
         found: Tensor = self.net(inputs)
         return found
 
-    def padded(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
+    def pad(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
         found: Tensor = self.net(inputs, mask=valid, seq_start_pos=(~valid).sum(1))
         return found
 
