@@ -6,7 +6,6 @@ Read from top to bottom: the constructor, ``learn`` and its update, ``predict``,
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -39,8 +38,9 @@ from rltransformers.core.spaces import nest_leaves
 from rltransformers.core.world import Sharing
 from rltransformers.data import ContextBatch, ContextSampler, load_trajectories
 from rltransformers.envs.make import WrapperConfig, WrapperFunction
-from rltransformers.policies.decision import ActingMode, ActingState
+from rltransformers.policies.decider import ActingMode, ActingState
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
+from rltransformers.policies.observed import read_observation
 from rltransformers.policies.returns import ReturnIn, target_list
 from rltransformers.policies.steps import Acting
 from rltransformers.training.actor import Actor
@@ -58,12 +58,11 @@ from rltransformers.training.offline.settings import (
     Expectile,
     LearningRate,
     Mode,
+    PolicySettings,
     ReturnHead,
     Settings,
     Updates,
     backbone_config,
-    encoding_choice,
-    fitting_mode,
     readout_choice,
 )
 from rltransformers.training.stepping import NO_TARGET, DecisionSteps, act_on_arrays
@@ -183,7 +182,10 @@ class DecisionTransformer(OnlineLearner):
             raise ConfigError(f"policy {policy!r} is unknown; {did_you_mean(policy, POLICIES)}")
         if mode == "bc" and return_scale is not None:
             raise ConfigError("mode 'bc' has no return tokens, so return_scale has no effect; leave it at None")
-        device = find_device(device)
+        device, options = find_device(device), check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
+        backbone = backbone_config(policy_kwargs, mode, context_length, return_in)
+        if acting_mode == "auto":  # whether the memory of the backbone limits the view, or the context does
+            acting_mode = "banded" if backbone.memory < context_length - 1 else "refresh"
         settings = Settings(
             context_length=context_length,
             learning_rate=learning_rate,
@@ -198,7 +200,7 @@ class DecisionTransformer(OnlineLearner):
             mode=mode,
             top_fraction=top_fraction,
             whole_episodes=whole_episodes,
-            acting_mode="refresh" if acting_mode == "auto" else acting_mode,
+            acting_mode=acting_mode,
             acting=acting,
             seed=self.sharing.broadcast(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed),
             return_head=return_head,
@@ -208,13 +210,9 @@ class DecisionTransformer(OnlineLearner):
             critic_options=CriticOptions.read(critic_kwargs or {}) if critic or critic_kwargs else None,
             stochastic=stochastic,
         )
-        backbone = backbone_config(policy_kwargs, mode, context_length, return_in)
-        readout = readout_choice(policy_kwargs, settings)
-        if acting_mode == "auto":
-            settings = replace(settings, acting_mode=fitting_mode(backbone, context_length))
+        readout = readout_choice(options, settings)
         data = training_data(load_trajectories(dataset), settings)
         spaces = data.observation_space, data.action_space
-        masks = observes_mask(*spaces, (policy_kwargs or {}).get("action_masks"))
         self._build(
             settings,
             backbone,
@@ -223,8 +221,8 @@ class DecisionTransformer(OnlineLearner):
             statistics_of(data) if normalize_observations else None,
             device,
             readout,
-            encoding_choice(policy_kwargs),
-            masks,
+            read_observation(options.get("observation"), "policy_kwargs.observation"),
+            observes_mask(*spaces, options.get("action_masks")),
         )
         self.decider()  # a mode that the network cannot act in is refused before it has learned
         self._attach(data, tensorboard_log, verbose)
@@ -299,7 +297,17 @@ class DecisionTransformer(OnlineLearner):
         metrics = {} if self._critic is None else self._critic.step(policy, batch, sharing)
 
         policy.train()
-        loss, parts = self._loss(batch, Record(), self._chances(settings.batch_size)[part], sharing)
+        loss, parts = decision_loss(
+            policy,
+            batch,
+            Record(),
+            settings.expectile,
+            self._critic,
+            self._entropy,
+            self._chances(settings.batch_size)[part],
+            sharing,
+            self._progress,
+        )
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         sharing.sum_in_place(weight.grad for weight in policy.actor_parameters())
@@ -323,15 +331,17 @@ class DecisionTransformer(OnlineLearner):
 
     def loss(self, batch: ContextBatch, record: Record | None = None) -> Tensor:
         """Mean loss of a batch as ``learn`` minimizes it: of recorded actions, and of whatever options add."""
-        return self._loss(batch.to(self.device), record or Record(), self._chances(len(batch.valid)), Sharing())[0]
-
-    def _loss(
-        self, batch: ContextBatch, record: Record, chances: Tensor, sharing: Sharing
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        expectile, progress = self.settings.expectile, self._progress
         return decision_loss(
-            self.policy, batch, record, expectile, self._critic, self._entropy, chances, sharing, progress
-        )
+            self.policy,
+            batch.to(self.device),
+            record or Record(),
+            self.settings.expectile,
+            self._critic,
+            self._entropy,
+            self._chances(len(batch.valid)),
+            Sharing(),
+            self._progress,
+        )[0]
 
     def _chances(self, count: int) -> Tensor:
         """Random numbers of the critic for ``count`` windows of the next update."""

@@ -4,7 +4,7 @@ import ast
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rltransformers import __version__
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.load import CHECKPOINT, Agent, agent_checkpoint, load_agent, steps_of
 from rltransformers.core.action_masks import ACTION_MASK
-from rltransformers.core.checkpoint import Checkpoint, save_checkpoint
+from rltransformers.core.checkpoint import save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, MissingExtraError, error_line, one_line, require
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.ranges import strict
@@ -80,7 +80,10 @@ def package_for_hub(
     best = max(results, key=lambda result: result.mean)
     if best.env_id is None:
         raise ConfigError("the results name no environment; give them an env_id, the card is about it")
-    _check_environments(results)
+    if len(names := {_plain(str(result.env_id)) for result in results}) > 1:
+        raise ConfigError(
+            f"the results are of {', '.join(sorted(names))}, and a card is about one environment; give those of one"
+        )
     with replacing_folder(folder) as place, _named(folder, place):
         if run is not None:
             if not run.last.is_file():
@@ -91,14 +94,26 @@ def package_for_hub(
             source.save(place / CHECKPOINT)  # type: ignore[union-attr]  # an agent, where it is no run
         checkpoint = agent_checkpoint(place / CHECKPOINT if run is None else run.last)  # messages name the user's file
         command = "" if run is None else f" (rltransformers evaluate {run.path} --json > {run.evaluation})"
-        _check_steps(results, checkpoint, command)
-        if checkpoint.tensors.get("replay") is not None:
-            save_checkpoint(place / CHECKPOINT, checkpoint.kind, checkpoint.settings, _without_replay(checkpoint))
+        done, settings, tensors = steps_of(checkpoint), checkpoint.settings, checkpoint.tensors
+        for result in results:
+            if result.step not in (None, done):
+                raise ConfigError(
+                    f"a result is of step {result.step}, the checkpoint of step {done}, and a card is about one agent; "
+                    f"evaluate the checkpoint{command} and package again"
+                )
+        if tensors.get("replay") is not None:  # which load does without
+            if checkpoint.kind == GTrXLDQN.kind:
+                tensors = tensors | {"replay": None}  # as with checkpoint_replay=False
+            else:
+                tensors = {name: value for name, value in tensors.items() if name not in ("replay", "online")}
+            save_checkpoint(place / CHECKPOINT, checkpoint.kind, settings, tensors)
         config = {"agent": checkpoint.kind, "environment": best.env_id, "rltransformers": checkpoint.code_version}
-        (place / "config.json").write_text(_json(config | {"settings": checkpoint.settings}))
+        (place / "config.json").write_text(_json(config | {"settings": settings}))
         measures = {"mean_reward": best.mean, "std_reward": best.std, "n_eval_episodes": len(best.returns)}
         (place / "results.json").write_text(_json(measures | {"results": [result.to_dict() for result in results]}))
-        snippet = _snippet(best, experiment, _masks_beside(checkpoint.settings))
+        leaves = leaf_spaces(space_from_json(settings["observation_space"]))
+        masks_beside = bool((settings.get("policy_kwargs") or {}).get("action_masks")) and ACTION_MASK not in leaves
+        snippet = _snippet(best, experiment, masks_beside)
         (place / CARD).write_text(_card(checkpoint.kind, best, snippet))
     return folder
 
@@ -114,57 +129,21 @@ def _named(folder: Path, place: Path) -> Iterator[None]:
         raise CheckpointError(str(error).replace(str(place), str(folder))) from error
 
 
-def _check_environments(results: Sequence[EvaluationResult]) -> None:
-    """Raise ConfigError for results of several environments."""
-    if len(names := {_plain(str(result.env_id)) for result in results}) > 1:
-        raise ConfigError(
-            f"the results are of {', '.join(sorted(names))}, and a card is about one environment; give those of one"
-        )
-
-
-def _quoted(text: str) -> str:
-    """``text`` as code of Markdown in one line, so that nothing in it is read as Markdown or HTML."""
-    return f"`{one_line(text).replace('`', chr(39))}`"
-
-
 def _plain(env_id: str) -> str:
     """An id without the module that registers it."""
     return env_id.rpartition(":")[2]
-
-
-def _check_steps(results: Sequence[EvaluationResult], checkpoint: Checkpoint, command: str) -> None:
-    """Raise ConfigError for a result of another training step than the checkpoint's.
-
-    ``command``, in brackets, makes results of the checkpoint; "" where there is none.
-    """
-    done = steps_of(checkpoint)
-    for result in results:
-        if result.step not in (None, done):
-            raise ConfigError(
-                f"a result is of step {result.step}, the checkpoint of step {done}, and a card is about one agent; "
-                f"evaluate the checkpoint{command} and package again"
-            )
-
-
-def _without_replay(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The tensors of a checkpoint without the steps or episodes that its agent replays, as ``load`` takes them."""
-    if checkpoint.kind == GTrXLDQN.kind:
-        return checkpoint.tensors | {"replay": None}  # as with checkpoint_replay=False
-    return {name: value for name, value in checkpoint.tensors.items() if name not in ("replay", "online")}
 
 
 def _json(values: dict[str, Any]) -> str:
     return json.dumps(values, indent=1) + "\n"
 
 
-def _masks_beside(settings: Mapping[str, Any]) -> bool:
-    """Whether the agent of these settings takes masks of actions that are no part of its observation."""
-    wanted = (settings.get("policy_kwargs") or {}).get("action_masks")
-    return bool(wanted) and ACTION_MASK not in leaf_spaces(space_from_json(settings["observation_space"]))
-
-
 def _snippet(result: EvaluationResult, config: ExperimentConfig | None, masks_beside: bool) -> str:
-    """Python that plays an episode in the environment of a result; without a config only the id of that is known."""
+    """Python that plays an episode in the environment of a result; without a config only the id of that is known.
+
+    Args:
+        masks_beside: whether the agent takes masks of actions that are no part of its observation.
+    """
     imports, env = _environment(str(result.env_id), config)
     vector = config is not None and config.environment.processes == "envpool"
     inputs = "observation, reward" + (", env.get_wrapper_attr('action_masks')()" if masks_beside else "")
@@ -220,12 +199,13 @@ def _card(kind: str, result: EvaluationResult, snippet: str) -> str:
         "tags": [result.env_id, "deep-reinforcement-learning", task, "rltransformers"],
         "model-index": [{"name": kind, "results": [entry]}],
     }
+    name = one_line(str(result.env_id)).replace("`", "'")  # as code, so that nothing in it is read as Markdown or HTML
     what = "return" if result.discounted_returns is None else "discounted return"
     target = "" if result.target_return is None else f", asked for a {what} of {result.target_return:g}"
     return f"""---
 {yaml.safe_dump(matter, sort_keys=False)}---
 
-# {kind} in {_quoted(str(result.env_id))}
+# {kind} in `{name}`
 
 Mean return **{value}** over {len(result.returns)} episodes{target}.
 All episodes: `results.json`. Settings: `config.json`.

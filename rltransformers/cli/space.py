@@ -7,8 +7,14 @@ from typing import Any
 from rltransformers.cli.settings import refuse_unknown_settings
 from rltransformers.cli.values import check_values
 from rltransformers.core.errors import ConfigError
-from rltransformers.training.runs.experiment import ExperimentConfig, build_experiment, set_value
-from rltransformers.training.runs.search import OneOf, Span, read_search
+from rltransformers.training.runs.experiment import (
+    ExperimentConfig,
+    OneOf,
+    Span,
+    build_experiment,
+    read_search,
+    set_value,
+)
 
 Search = dict[str, Span | OneOf]
 SAME_FOR_ALL = ("output", "tune", "agent", "threads", "imports", "evaluation")

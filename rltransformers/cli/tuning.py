@@ -22,8 +22,7 @@ from rltransformers.core.files import check_name, file_lock, replacing
 from rltransformers.core.yaml_text import parse_yaml
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.runs.callback import score
-from rltransformers.training.runs.experiment import ExperimentConfig, TuneConfig, build_experiment
-from rltransformers.training.runs.search import OneOf, Span
+from rltransformers.training.runs.experiment import ExperimentConfig, OneOf, Span, TuneConfig, build_experiment
 
 
 def tune(

@@ -24,7 +24,7 @@ from rltransformers.core.spaces import space_to_json
 from rltransformers.export.files import write_step
 from rltransformers.export.step import Tensors
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
-from rltransformers.policies.decision import Decider
+from rltransformers.policies.decider import Decider
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, announce, leaf_name
 

@@ -18,7 +18,7 @@ from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import CompileError
 from rltransformers.export.compiled import CompiledStep
 from rltransformers.export.graphs import GraphStep
-from rltransformers.policies.decision import ActingState, Decider
+from rltransformers.policies.decider import ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 
 Tensors = dict[str, Tensor]

@@ -23,7 +23,7 @@ from rltransformers.core.spaces import leaf_spaces, space_from_json
 from rltransformers.core.values import check_observations, finite, numbers, to_tensor
 from rltransformers.export.reading import Arrays, StepFile, read_step
 from rltransformers.policies.action_heads import Noise, NoiseType, as_arrays, noise_of
-from rltransformers.policies.decision import ActingState, Decider
+from rltransformers.policies.decider import ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
 from rltransformers.policies.observations import check_state
 from rltransformers.policies.output import OF_ACTIONS, OF_LEAVES, Kinds

@@ -30,7 +30,7 @@ from rltransformers.agents import DecisionTransformer
 from rltransformers.core.checkpoint import save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.data import ContextBatch, Trajectories, load_trajectories
-from rltransformers.policies.decision import Decider
+from rltransformers.policies.decider import Decider
 from tests.agents.tiny_envs import AnySpace
 
 TINY = {"backbone": {"width": 16, "layers": 2, "heads": 2, "dropout": 0.1}}

@@ -20,7 +20,7 @@ from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.seeding import generators, step_seed
 from rltransformers.data import Trajectories
 from rltransformers.data import record as record_episodes
-from rltransformers.policies.decision import Decider
+from rltransformers.policies.decider import Decider
 from rltransformers.training.offline.loss import EntropyBound
 from tests.agents.test_decision_options import _tensors
 from tests.agents.test_decision_transformer import (

@@ -14,7 +14,9 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.functional.modules import masked_mean
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.action_leaves import CategoricalAction, ContinuousAction
-from rltransformers.policies.decision import MAX_SCALED, ActingState, Decider, DecisionPolicy
+from rltransformers.policies.decider import ActingState, Decider
+from rltransformers.policies.decision import DecisionPolicy
+from rltransformers.policies.returns import MAX_SCALED
 
 OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.policies.decision import ActingState, Decider, DecisionPolicy
+from rltransformers.policies.decider import ActingState, Decider
+from rltransformers.policies.decision import DecisionPolicy
 from tests.policies.test_decision import ACTION, EXACT, OBSERVATION, Stream, config, window
 
 KINDS: dict[str, dict[str, Any]] = {

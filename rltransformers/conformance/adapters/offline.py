@@ -17,7 +17,7 @@ from rltransformers.conformance.adapters import sequences
 from rltransformers.conformance.adapters.rollouts import shaken
 from rltransformers.conformance.protocol import Traits
 from rltransformers.data import load_trajectories
-from rltransformers.policies.decision import ActingState
+from rltransformers.policies.decider import ActingState
 
 CONTEXT, LONGEST_EPISODE = 8, 20
 

@@ -1,9 +1,7 @@
 """Data of the Decision Transformer from a dataset: episodes to train on, their summary, statistics of observations."""
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -12,13 +10,12 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from rltransformers.core.action_masks import ACTION_MASK, check_recorded
-from rltransformers.core.checkpoint import check_tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import PositiveNumber, WholeNumber, check_fields
 from rltransformers.core.spaces import leaf_spaces, normalized_leaves
 from rltransformers.core.values import named
 from rltransformers.data import Trajectories
-from rltransformers.policies.decision import MAX_SCALED
+from rltransformers.policies.returns import MAX_SCALED
 from rltransformers.training.offline.settings import Settings
 
 ROUNDING = 1e-6
@@ -206,16 +203,3 @@ def _units(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
     size = np.hypot(mean.astype(np.float64), deviation)
     changes = deviation > ROUNDING * np.maximum(size, min(float(size.max()), 1.0))
     return np.where(changes, deviation, 1.0).astype(np.float32)
-
-
-def stored_statistics(space: gym.Space[Any], weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Those that the weights of a checkpoint hold."""
-    leaves = leaf_spaces(space)
-
-    def saved(name: str, path: str) -> Tensor:
-        return check_tensor(weights[name], f"policy.{name}", leaves[path].shape or (), torch.float32)
-
-    return {
-        path: (saved(f"observation_mean_{index}", path), saved(f"observation_deviation_{index}", path))
-        for index, path in enumerate(normalized_leaves(space))
-    }

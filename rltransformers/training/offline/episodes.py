@@ -26,7 +26,8 @@ from rltransformers.core.registry import find_spec
 from rltransformers.core.spaces import differing_spaces, leaf_spaces, leaf_values, space_outline, split_members
 from rltransformers.envs import GymnasiumVecEnv
 from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
-from rltransformers.policies.decision import ActingState, Decider, DecisionPolicy
+from rltransformers.policies.decider import ActingState, Decider
+from rltransformers.policies.decision import DecisionPolicy
 from rltransformers.training.evaluation import EvaluationEpisode, play
 
 Leaves = dict[str, np.ndarray]

@@ -39,6 +39,8 @@ EPSILON = 1e-5
 UNUSED = ("encoder.wte.weight", "predict_state.weight", "predict_state.bias", "predict_return.weight",
           "predict_return.bias")  # fmt: skip
 """Weights that acting does not read: there are no words, and states and returns are predicted for training at most."""
+CAUSAL_MASKS = (".attn.bias", ".attn.masked_bias")
+"""Ends of names; older releases of transformers store them beside the weights."""
 _Count = Annotated[int, Ge(1), Le(1_000_000)]
 
 
@@ -97,15 +99,6 @@ class Configuration:
             }
         )
 
-    def observation_space(self) -> spaces.Box:
-        """Any numbers, state_dim of them."""
-        return spaces.Box(-np.inf, np.inf, (self.state_dim,), np.float32)
-
-    def action_space(self) -> spaces.Box:
-        """[-1, 1] where the actions are a tanh, else any numbers: what the model puts out is the action as it is."""
-        bound = 1.0 if self.action_tanh else np.inf
-        return spaces.Box(-bound, bound, (self.act_dim,), np.float32)
-
     def query_scale(self, layer: int) -> float:
         """Factor of the queries of the published model, in units of 1 / sqrt(head width), which ours always are."""
         scale = 1.0 if self.scale_attn_weights else math.sqrt(self.hidden_size // self.n_head)
@@ -143,7 +136,9 @@ def read_huggingface(
         backbone = configuration.backbone(context_length)
     except ConfigError as error:
         raise ConfigError(f"{place / CONFIG}: {error}") from error
-    weights = {name: value for name, value in _weights(place).items() if not _unread(name)}
+    weights = {
+        name: value for name, value in _weights(place).items() if name not in UNUSED and not name.endswith(CAUSAL_MASKS)
+    }
     with contents_of(place, HUGGINGFACE_MODEL):
         check_stored_size(backbone, weights)
         weights = _translated(configuration, weights)
@@ -161,9 +156,10 @@ def read_huggingface(
             )
         statistics = {"": (mean, deviation)}
         weights |= {"observation_mean_0": mean, "observation_deviation_0": deviation}
-    return PublishedModel(
-        backbone, (configuration.observation_space(), configuration.action_space()), weights, statistics
-    )
+    observation_space = spaces.Box(-np.inf, np.inf, (configuration.state_dim,), np.float32)
+    bound = 1.0 if configuration.action_tanh else np.inf  # what the model puts out is the action as it is
+    action_space = spaces.Box(-bound, bound, (configuration.act_dim,), np.float32)
+    return PublishedModel(backbone, (observation_space, action_space), weights, statistics)
 
 
 def _statistic(configuration: Configuration, name: str, values: Any) -> Tensor:
@@ -211,11 +207,6 @@ def _weights(folder: Path) -> Mapping[str, Tensor]:
         else f"it needs {SAFE} or {PICKLED}"
     )
     raise CheckpointError(f"the folder {folder} holds no weights that can be read: {way_out}")
-
-
-def _unread(name: str) -> bool:
-    """Weights that acting does not use, and causal masks, which older releases of transformers store beside them."""
-    return name in UNUSED or name.endswith((".attn.bias", ".attn.masked_bias"))
 
 
 def _translated(configuration: Configuration, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ from rltransformers.data.recorder import record
 from rltransformers.envs.make import WrapperConfig, WrapperFunction
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import ContinuousAction, NormalAction
-from rltransformers.policies.decision import ActingState, Decider
+from rltransformers.policies.decider import ActingState, Decider
 from rltransformers.policies.returns import finite_targets
 from rltransformers.training.interval_log import IntervalLog
 from rltransformers.training.offline.agent import OfflineAgent

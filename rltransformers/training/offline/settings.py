@@ -19,8 +19,8 @@ from rltransformers.core.ranges import (
     shown,
 )
 from rltransformers.core.spec import Choice
-from rltransformers.policies.decision import ActingMode
-from rltransformers.policies.observed import Encoding, ObservationOptions, read_observation
+from rltransformers.policies.decider import ActingMode
+from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.steps import Acting
@@ -185,20 +185,13 @@ def backbone_config(
     return BackboneConfig.from_dict(values)
 
 
-def encoding_choice(policy_kwargs: Mapping[str, Any] | None) -> Encoding:
-    """The encoder of an observation that replaces the one of its space."""
-    options = check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
-    return read_observation(options.get("observation"), "policy_kwargs.observation")
-
-
-def readout_choice(policy_kwargs: Mapping[str, Any] | None, settings: Settings) -> Choice | None:
+def readout_choice(policy_kwargs: PolicySettings, settings: Settings) -> Choice | None:
     """The readout of recorded actions for the head, or None.
 
     Raises:
         ConfigError: for an unknown readout, and for one beside a critic or a stochastic policy.
     """
-    options = check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
-    readout = read_readout(options.get("readout"), "policy_kwargs.readout")
+    readout = read_readout(policy_kwargs.get("readout"), "policy_kwargs.readout")
     if readout is not None and settings.critic is not None:
         raise ConfigError(
             f"critic {settings.critic!r} values the actions of an averaged policy, and the store of readout"
@@ -210,11 +203,6 @@ def readout_choice(policy_kwargs: Mapping[str, Any] | None, settings: Settings) 
             " there; leave one of the two out"
         )
     return readout
-
-
-def fitting_mode(backbone: BackboneConfig, context_length: int) -> ActingMode:
-    """Whether the memory of the backbone limits the view, or the context does."""
-    return "banded" if backbone.memory < context_length - 1 else "refresh"
 
 
 def jitter_of(options: CriticOptions | None, spread: float) -> tuple[float, ...]:

@@ -1,12 +1,13 @@
 """The config of one run: frozen dataclasses read from YAML with dotted overrides; unknown keys are refused."""
 
+import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import date
 from enum import StrEnum
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -26,7 +27,6 @@ from rltransformers.core.ranges import (
     shown,
 )
 from rltransformers.core.yaml_text import parse_yaml
-from rltransformers.training.runs.search import read_search
 
 
 class AgentName(StrEnum):
@@ -216,6 +216,55 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Numbers from ``low`` to ``high``, both included; whole ones where both are. ``log``: evenly on a log scale."""
+
+    low: float
+    high: float
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several values of any kind."""
+
+    values: tuple[Any, ...]
+
+
+def read_search(value: Any, name: str) -> Span | OneOf:
+    """Search space of one setting in a config (or a flag): ``low..high``, ``low..high:log`` or a list of values.
+
+    Raises:
+        ConfigError: for anything else, and for a range that holds no numbers.
+    """
+    if isinstance(value, list | tuple):
+        if len(value) < 2:
+            raise ConfigError(f"{name} is a list of {len(value)}: give at least two values to choose from")
+        return OneOf(tuple(value))
+    words = re.fullmatch(r"\s*(\S+?)\s*\.\.\s*([^\s:]+)\s*(?::\s*(\w+))?\s*", value) if isinstance(value, str) else None
+    low, high = (_number(word) for word in words.groups()[:2]) if words else (None, None)
+    if words is None or low is None or high is None:
+        raise ConfigError(f"{name} must be a range low..high or low..high:log, or a list of values, got {shown(value)}")
+    if words[3] not in (None, "log"):
+        raise ConfigError(f"{name}: {words[3]!r} behind a range is unknown; write low..high or low..high:log")
+    if low >= high:
+        raise ConfigError(f"{name} is a range from {low} to {high}: the first must be the smaller one")
+    if words[3] and low <= 0:
+        raise ConfigError(f"{name} begins at {low}, and a logarithmic range must begin above 0")
+    return Span(low, high, words[3] is not None)
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        return number if math.isfinite(number) else None
+    return None
+
+
+@dataclass(frozen=True)
 class TuneConfig:
     """Search of ``rltransformers tune``.
 
@@ -300,7 +349,7 @@ class ExperimentConfig:
                 f"train.restart_every is for agents {', '.join(RESTARTING)}: leave it out; agent {self.agent} "
                 + ("resumes exactly without it" if offline else "cannot resume exactly")
             )
-        if (self.train.restart_every or 0) >= (self.train.total_timesteps or inf):
+        if (self.train.restart_every or 0) >= (self.train.total_timesteps or math.inf):
             raise ConfigError(
                 f"train.restart_every ({self.train.restart_every:,}) must be below train.total_timesteps "
                 f"({self.train.total_timesteps:,}): there would be no restart, and no checkpoint before the end"

@@ -18,6 +18,9 @@ from stable_baselines3.common.logger import (
     Logger,
     TensorBoardOutputFormat,
 )
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from rltransformers.core.errors import ConfigError, DataError, one_line
 from rltransformers.core.files import (
@@ -31,9 +34,10 @@ from rltransformers.core.files import (
     replacing,
 )
 from rltransformers.training.evaluation import EvaluationResult, write_results
-from rltransformers.training.runs.event_files import cut_event_files
 from rltransformers.training.runs.plots import plot_learning_curve
 
+FRAME = 16
+"""Bytes around a record of a TensorBoard file: its length and two checksums."""
 Evaluation = tuple[int, list[EvaluationResult]]
 """A step and the results there."""
 
@@ -333,3 +337,32 @@ def _line(values: Iterable[str]) -> str:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerow(values)
     return text.getvalue()
+
+
+def cut_event_files(paths: Sequence[Path], step: int, evaluated: bool) -> None:
+    """Keep the summaries up to ``step`` in TensorBoard files, those of one run in the order they were written.
+
+    They are rewritten, so that every reader sees the same: a marker of a restart (``purge_step``) would leave the taken
+    back events in the file, and readers differ in what they make of it.
+
+    Those of its evaluation stay only where it is ``evaluated``: tags are written in alphabetical order, so they begin
+    with the first ``eval/``. A torn last record goes too, and a file that keeps nothing but its header.
+    """
+    evaluating = False
+    for path in paths:
+        records = []
+        for record in RawEventFileLoader(str(path)).Load():  # which ends at a torn one
+            event = Event.FromString(record)
+            if event.HasField("summary"):
+                tags = [value.tag for value in event.summary.value]
+                evaluating |= event.step == step and any(tag.startswith("eval/") for tag in tags)
+                if event.step > step or (event.step == step and evaluating and not evaluated):
+                    continue
+            records.append(record)
+        if not any(event.HasField("summary") for event in map(Event.FromString, records)):
+            path.unlink()
+        elif sum(len(record) + FRAME for record in records) != path.stat().st_size:
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                writer = RecordWriter(file)
+                for record in records:
+                    writer.write(record)

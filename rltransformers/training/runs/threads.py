@@ -4,6 +4,7 @@ import os
 
 import torch
 
+from rltransformers.core.described import count
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Threads, check, describe, fits
 
@@ -23,27 +24,14 @@ def use_threads(threads: int | None) -> str:
         threads = check(threads, Threads, "threads")
         reason = "as asked"
     elif variable:
-        threads = _from_variable(variable)
+        first = variable.split(",")[0].strip()  # the later ones of a list such as 4,2 are for threads inside threads
+        if not (first.isascii() and first.isdigit() and fits(int(first), Threads)):
+            raise ConfigError(f"{VARIABLE} must be {describe(Threads)}, got {variable!r}; unset it or use --threads N")
+        threads = int(first)
         reason = f"from {VARIABLE}"
     else:
         threads = 1
         reason = f"--threads N for more, {VARIABLE} is respected"
     torch.set_num_threads(threads)
-    return f"torch: {_count(threads, 'thread')} ({_count(_cores(), 'core')}; {reason})"
-
-
-def _from_variable(text: str) -> int:
-    """The first number of a list such as ``4,2``: the later ones are for threads inside threads."""
-    first = text.split(",")[0].strip()
-    if not (first.isascii() and first.isdigit() and fits(int(first), Threads)):
-        raise ConfigError(f"{VARIABLE} must be {describe(Threads)}, got {text!r}; unset it or use --threads N")
-    return int(first)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"torch: {count(threads, 'thread')} ({count(cores, 'core')}; {reason})"
