@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from annotated_types import Ge, Le, Lt
 from gymnasium import spaces
-from stable_baselines3.common.base_class import BaseAlgorithm
 from torch import Tensor
 
 from rltransformers.core.checkpoint import (
@@ -23,7 +22,7 @@ from rltransformers.core.device import CPU
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves
 from rltransformers.core.values import check_observations, to_tensor
-from rltransformers.core.world import Sharing, rows_of
+from rltransformers.core.world import rows_of
 from rltransformers.envs.saving import environment_state, joined_states, part_of_state
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
@@ -37,28 +36,6 @@ COUNTERS: dict[str, Any] = {
     **dict.fromkeys(("num_timesteps", "_total_timesteps", "_episode_num", "_n_updates"), Counter),
     "_current_progress_remaining": Annotated[float, Ge(0), Le(1)],
 }
-
-
-def pack_progress(agent: BaseAlgorithm, sharing: Sharing) -> dict[str, Any]:
-    """Counters, reported episodes, and the place in the environments where acting stopped.
-
-    The environments are those of all processes of ``sharing``, on its first one.
-    """
-    observed = None if agent._last_obs is None else nested_leaves(agent._last_obs)
-    state = None if agent.env is None or observed is None else environment_state(agent.env)
-    states = sharing.all_gather_object(state)
-    return {
-        "counters": {name: getattr(agent, name) for name in COUNTERS},
-        "episodes": [_plain_part(info) for info in agent.ep_info_buffer or ()],
-        "successes": [float(success) for success in agent.ep_success_buffer or ()],
-        "environment": None if state is None else pack_arrays(joined_states(states)),
-        "last_observation": None
-        if observed is None
-        else sharing.to_leader({k: to_tensor(np.asarray(v), CPU) for k, v in observed.items()}),
-        "last_episode_starts": None
-        if observed is None
-        else sharing.to_leader(to_tensor(agent._last_episode_starts, CPU)),
-    }
 
 
 def _plain_part(info: Mapping[Any, Any]) -> dict[str, Any]:
@@ -83,50 +60,6 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (Tensor, bool, int, float, str)
 
 
-def restore_progress(agent: BaseAlgorithm, tensors: Mapping[str, Any]) -> None:
-    """Counters and reported episodes.
-
-    Raises:
-        CheckpointError, ConfigError: for what is none.
-    """
-    for name, annotation in COUNTERS.items():
-        setattr(agent, name, check(tensors["counters"][name], annotation, f"counters.{name}"))
-    episodes = check(unpack_arrays(tensors["episodes"]), list[Mapping[str, Any]], "episodes")
-    for name in ("r", "l"):
-        for episode in episodes:
-            check(episode[name], float, f"episodes.{name}")
-    agent.ep_info_buffer = deque(episodes, maxlen=agent._stats_window_size)
-    successes = check(tensors["successes"], list[float], "successes")
-    agent.ep_success_buffer = deque(successes, maxlen=agent._stats_window_size)
-
-
-def restore_observation(agent: BaseAlgorithm, tensors: Mapping[str, Any]) -> None:
-    """The newest observations and which of them begin episodes.
-
-    Raises:
-        CheckpointError, DataError: for what is none of the space.
-    """
-    space = agent.observation_space
-    observed = check(tensors["last_observation"], dict[str, Tensor], "last_observation")
-    leaves = {path: leaf.numpy() for path, leaf in observed.items()}
-    check_observations(leaf_spaces(tree_space(space)), leaves, "last observation")
-    agent._last_obs = leaves if isinstance(space, spaces.Dict) else nest_leaves(space, leaves)
-    starts = check_tensor(tensors["last_episode_starts"], "last_episode_starts", (agent.n_envs,), torch.bool)
-    agent._last_episode_starts = starts.numpy()
-
-
-def restore_generators(generators: Mapping[str, torch.Generator], stored: Mapping[str, Any]) -> None:
-    """Random streams by name; a run that moves to another device gets new ones there.
-
-    Raises:
-        CheckpointError: for what is no state of a generator.
-    """
-    for name, generator in generators.items():
-        value = check_tensor(stored[name], f"generators.{name}", (None,), torch.uint8)
-        if len(value) == len(generator.get_state()):
-            generator.set_state(value)
-
-
 def tensors_of(agent: Any) -> dict[str, Any]:
     """Everything that changes while an agent learns, of all processes; complete on the first one alone."""
     sharing, carry, scale = agent.sharing, agent.carry, agent._scale
@@ -137,6 +70,12 @@ def tensors_of(agent: Any) -> dict[str, Any]:
     normalization = agent._normalization()
     if normalization is not None:
         normalization = normalization | {"running_returns": sharing.to_leader(normalization["running_returns"])}
+    observed = None if agent._last_obs is None else nested_leaves(agent._last_obs)
+    state = None if agent.env is None or observed is None else environment_state(agent.env)
+    states = sharing.all_gather_object(state)
+    starts = None if observed is None else to_tensor(agent._last_episode_starts, CPU)
+    if observed is not None:
+        observed = {path: to_tensor(np.asarray(leaf), CPU) for path, leaf in observed.items()}
     return {
         "policy": uncompiled(agent.policy).state_dict(),
         "optimizer": agent.policy.optimizer.state_dict(),
@@ -144,7 +83,12 @@ def tensors_of(agent: Any) -> dict[str, Any]:
         "metrics": pack_arrays(agent._metrics.to_store(logger)),
         "segment": sharing.to_leader(segment_tensors(carry.segment) if again else None),
         "acting": sharing.to_leader(carry.acting.tensors()),
-        **pack_progress(agent, sharing),
+        "counters": {name: getattr(agent, name) for name in COUNTERS},
+        "episodes": [_plain_part(info) for info in agent.ep_info_buffer or ()],
+        "successes": [float(success) for success in agent.ep_success_buffer or ()],
+        "environment": None if state is None else pack_arrays(joined_states(states)),
+        "last_observation": sharing.to_leader(observed),
+        "last_episode_starts": sharing.to_leader(starts),
         "normalization": normalization,
         "reward_scale": None if scale is None else scale.tensors(),
         "running_returns": None if scale is None else sharing.to_leader(torch.as_tensor(scale.returns)),
@@ -152,12 +96,28 @@ def tensors_of(agent: Any) -> dict[str, Any]:
 
 
 def restore_learning(agent: Any, tensors: Mapping[str, Any], n_envs: int) -> None:
-    """Restore everything but the place where acting stopped; ``n_envs`` is the number of environments then."""
+    """Restore everything but the place where acting stopped; ``n_envs`` is the number of environments then.
+
+    Raises:
+        CheckpointError, ConfigError: for a part that does not fit.
+    """
     carry, scale = agent.carry, agent._scale
     restore_weights(agent.policy, tensors["policy"])
     restore_optimizer(agent.policy.optimizer, tensors["optimizer"])
-    restore_generators({name: getattr(agent, name) for name in GENERATORS}, tensors["generators"])
-    restore_progress(agent, tensors)
+    for name in GENERATORS:
+        generator = getattr(agent, name)
+        value = check_tensor(tensors["generators"][name], f"generators.{name}", (None,), torch.uint8)
+        if len(value) == len(generator.get_state()):  # a run that moves to another device gets new ones there
+            generator.set_state(value)
+    for name, annotation in COUNTERS.items():
+        setattr(agent, name, check(tensors["counters"][name], annotation, f"counters.{name}"))
+    episodes = check(unpack_arrays(tensors["episodes"]), list[Mapping[str, Any]], "episodes")
+    for name in ("r", "l"):
+        for episode in episodes:
+            check(episode[name], float, f"episodes.{name}")
+    agent.ep_info_buffer = deque(episodes, maxlen=agent._stats_window_size)
+    successes = check(tensors["successes"], list[float], "successes")
+    agent.ep_success_buffer = deque(successes, maxlen=agent._stats_window_size)
     check_same(tensors["acting"], carry.acting.tensors(), "acting", n_envs)
     if scale is not None and tensors["reward_scale"] is not None:
         scale.restore(tensors["reward_scale"], tensors["running_returns"], n_envs)
@@ -168,9 +128,19 @@ def restore_learning(agent: Any, tensors: Mapping[str, Any], n_envs: int) -> Non
 
 
 def restore_place(agent: Any, tensors: Mapping[str, Any]) -> None:
-    """Let an agent go on where acting stopped: its memory and the newest observations."""
+    """Let an agent go on where acting stopped: its memory, the newest observations, and which of them begin episodes.
+
+    Raises:
+        CheckpointError, DataError: for what is none of the space.
+    """
     agent.carry.acting = PolicyState.from_tensors(on_device(tensors["acting"], agent.device))
-    restore_observation(agent, tensors)
+    space = agent.observation_space
+    observed = check(tensors["last_observation"], dict[str, Tensor], "last_observation")
+    leaves = {path: leaf.numpy() for path, leaf in observed.items()}
+    check_observations(leaf_spaces(tree_space(space)), leaves, "last observation")
+    agent._last_obs = leaves if isinstance(space, spaces.Dict) else nest_leaves(space, leaves)
+    starts = check_tensor(tensors["last_episode_starts"], "last_episode_starts", (agent.n_envs,), torch.bool)
+    agent._last_episode_starts = starts.numpy()
 
 
 def own_tensors(agent: Any, tensors: dict[str, Any]) -> dict[str, Any]:
