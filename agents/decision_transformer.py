@@ -6,7 +6,6 @@ Read from top to bottom: the constructor, ``learn`` and its update, ``predict``,
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -38,7 +37,8 @@ from rltransformers.core.spaces import nest_leaves
 from rltransformers.core.world import Sharing
 from rltransformers.data import ContextBatch, ContextSampler, load_trajectories
 from rltransformers.envs.make import WrapperConfig, WrapperFunction
-from rltransformers.policies.decider import ActingMode, ActingState
+from rltransformers.policies.decider import ActingState
+from rltransformers.policies.decision import ActingMode
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.returns import ReturnIn, target_list
@@ -65,7 +65,7 @@ from rltransformers.training.offline.settings import (
     backbone_config,
     readout_choice,
 )
-from rltransformers.training.stepping import NO_TARGET, DecisionSteps, act_on_arrays
+from rltransformers.training.stepping import NO_TARGET, DecisionSteps
 from rltransformers.training.update import memory_panel
 
 if __name__ != "rltransformers.agents.decision_transformer":
@@ -297,17 +297,7 @@ class DecisionTransformer(OnlineLearner):
         metrics = {} if self._critic is None else self._critic.step(policy, batch, sharing)
 
         policy.train()
-        loss, parts = decision_loss(
-            policy,
-            batch,
-            Record(),
-            settings.expectile,
-            self._critic,
-            self._entropy,
-            self._chances(settings.batch_size)[part],
-            sharing,
-            self._progress,
-        )
+        loss, parts = self._losses(batch, Record(), self._chances(settings.batch_size)[part], sharing)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         sharing.sum_in_place(weight.grad for weight in policy.actor_parameters())
@@ -331,17 +321,15 @@ class DecisionTransformer(OnlineLearner):
 
     def loss(self, batch: ContextBatch, record: Record | None = None) -> Tensor:
         """Mean loss of a batch as ``learn`` minimizes it: of recorded actions, and of whatever options add."""
+        return self._losses(batch.to(self.device), record or Record(), self._chances(len(batch.valid)), Sharing())[0]
+
+    def _losses(
+        self, batch: ContextBatch, record: Record, chances: Tensor, sharing: Sharing
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        expectile, progress = self.settings.expectile, self._progress
         return decision_loss(
-            self.policy,
-            batch.to(self.device),
-            record or Record(),
-            self.settings.expectile,
-            self._critic,
-            self._entropy,
-            self._chances(len(batch.valid)),
-            Sharing(),
-            self._progress,
-        )[0]
+            self.policy, batch, record, expectile, self._critic, self._entropy, chances, sharing, progress
+        )
 
     def _chances(self, count: int) -> Tensor:
         """Random numbers of the critic for ``count`` windows of the next update."""
@@ -495,10 +483,8 @@ class DecisionTransformer(OnlineLearner):
         with open_environments(
             env, min(num_envs, len(played)), env_kwargs, wrappers, (self.observation_space, self.action_space)
         ) as (envs, spec):
-            decider = self.decider(acting_mode)
-            draws, title = None if deterministic else self.policy.head.draws, None if spec is None else spec.id
-            act = partial(act_on_arrays, decider, self.action_space, overwrites=True)
+            decider, title = self.decider(acting_mode), None if spec is None else spec.id
             longest = longest_allowed(longest_episode, spec)
-            evaluate_decisions(envs, played, act, decider, draws, longest, title, progress_bar)
+            evaluate_decisions(envs, played, decider, self.action_space, deterministic, longest, title, progress_bar)
         name, step = title or self.summary.environment, self.num_timesteps
         return [result_of(played[i * episodes : (i + 1) * episodes], name, step) for i in range(len(targets))]

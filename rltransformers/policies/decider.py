@@ -5,7 +5,7 @@ B environments, K steps of context, G tokens per step, W model width, A head out
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -17,11 +17,10 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check
 from rltransformers.functional.call import Context
 from rltransformers.functional.windows import descending
-from rltransformers.policies.decision import DecisionPolicy
+from rltransformers.policies.decision import ActingMode, DecisionPolicy
 from rltransformers.policies.observations import check_state
 from rltransformers.policies.returns import MAX_SCALED
 
-ActingMode = Literal["refresh", "banded", "recompute"]
 NEWEST = slice(-1, None)
 
 

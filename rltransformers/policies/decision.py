@@ -6,7 +6,7 @@ K steps of a window, G tokens per step, W model width, A head outputs.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -42,6 +42,9 @@ from rltransformers.policies.observations import (
 from rltransformers.policies.observed import Encoding, observation_parts
 from rltransformers.policies.output import PolicyOutput
 from rltransformers.policies.returns import ReturnCondition, ReturnIn
+
+ActingMode = Literal["refresh", "banded", "recompute"]
+"""What acting remembers; see ``Decider``."""
 
 
 def unbounded(space: gym.Space[Any], paths: Collection[str]) -> gym.Space[Any]:
@@ -183,16 +186,6 @@ class DecisionPolicy(nn.Module):
         assert self.embed_return is not None
         return self.embed_return(scaled.unsqueeze(-1))
 
-    def embed_step(
-        self, observation: Float[Tensor, "*n W"], return_to_go: Float[Tensor, "*n"]
-    ) -> Float[Tensor, "*n N W"]:
-        """The tokens of a step before its action, in their order: observation and return-to-go (in reward units)."""
-        tokens = [observation]
-        if self.embed_return is not None:
-            returned = self.embed_scaled(self.scaled(return_to_go))
-            tokens = [*tokens, returned] if self.return_head is not None else [returned, *tokens]
-        return torch.stack(tokens, -2)
-
     def predicted_return(self, features: Float[Tensor, "... W"]) -> Float[Tensor, "..."]:
         """Return-to-go in network units, from features of observation tokens."""
         assert self.return_head is not None
@@ -319,9 +312,10 @@ class DecisionPolicy(nn.Module):
         observations = blank_invalid(self.observation_leaves, observations, valid)
         asked = torch.where(valid, return_to_go, 0.0)
         seen = self.observe(observations)
-        known = self.embed_step(seen.token, asked)
-        taken = self.embed_action(blank_invalid(self.head.spaces, actions, valid))
-        tokens = torch.cat([known, taken[..., None, :]], -2).flatten(1, 2)
+        step = [seen.token, self.embed_action(blank_invalid(self.head.spaces, actions, valid))]
+        if self.embed_return is not None:  # behind the observation that it is predicted from, else before it
+            step.insert(0 if self.return_head is None else 1, self.embed_scaled(self.scaled(asked)))
+        tokens = torch.stack(step, -2).flatten(1, 2)
         group = self.tokens_per_step
         # Padding behind the valid steps is never looked at; only what averages over tokens has to know of it.
         averages = record is not None and (record.weights or bool(self.backbone.aux_weights))

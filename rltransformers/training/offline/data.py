@@ -78,12 +78,6 @@ class OnlineCounts:
     def __post_init__(self) -> None:
         check_fields(self, "online.")
 
-    def add(self, episodes: Trajectories, updates_per_episode: int) -> None:
-        """Count episodes that were played, and the updates that are to come for them."""
-        self.timesteps += episodes.steps
-        self.episodes += len(episodes)
-        self.updates = updates_per_episode * len(episodes)
-
 
 def training_data(data: Trajectories, settings: Settings) -> Trajectories:
     """The episodes to train on, with their rewards as the agent is to see them.
@@ -99,12 +93,7 @@ def training_data(data: Trajectories, settings: Settings) -> Trajectories:
         )
     if settings.top_fraction < 1:
         data = data.top_fraction(settings.top_fraction)
-    return shaped(data, settings)
-
-
-def shaped(episodes: Trajectories, settings: Settings) -> Trajectories:
-    """Episodes with their rewards as the agent is to see them."""
-    return episodes.delayed_rewards() if settings.delayed_reward else episodes
+    return data.delayed_rewards() if settings.delayed_reward else data
 
 
 def summary_of(data: Trajectories, settings: Settings, return_scale: float | None) -> DataSummary:

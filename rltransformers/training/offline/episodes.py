@@ -5,10 +5,10 @@ N environments, R of them running an episode that counts.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -29,31 +29,29 @@ from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFu
 from rltransformers.policies.decider import ActingState, Decider
 from rltransformers.policies.decision import DecisionPolicy
 from rltransformers.training.evaluation import EvaluationEpisode, play
+from rltransformers.training.stepping import act_on_arrays
 
 Leaves = dict[str, np.ndarray]
-ActForTargets = Callable[
-    [Leaves, ActingState, np.ndarray, np.ndarray, list[float], np.ndarray | None], tuple[Leaves, ActingState]
-]
-"""Observations [R, ...], state, episode starts [R], rewards [R], target returns (R, NaN for none) and random numbers
-[R, draws] or None to the actions [R, ...] and the next state."""
 
 
 def evaluate_decisions(
     envs: VectorEnv[Any, Any, Any],
     episodes: Sequence[EvaluationEpisode],
-    act: ActForTargets,
     decider: Decider,
-    draws: int | None = None,
+    action_space: gym.Space[Any],
+    deterministic: bool = True,
     longest: int = LONGEST_EPISODE,
     name: str | None = None,
     progress: bool = False,
 ) -> None:
     """Play all episodes to their end; an environment that ends one starts the next, until none is left.
 
+    Environments that are left over repeat their last action, or take an allowed one.
+
     Args:
         envs: of ``open_environments``.
-        decider: that ``act`` decides by.
-        draws: random numbers per action; None for deterministic actions.
+        action_space: that the policy learned from; that of the environments may have narrower Boxes.
+        deterministic: False samples actions, from the generator of each episode.
         longest: steps after which an episode that goes on is an error.
         name: of the environment, for messages.
         progress: show a bar of the episodes.
@@ -63,9 +61,14 @@ def evaluate_decisions(
             environment (chained), with environment and step; for an episode that goes on after ``longest`` steps.
     """
     warn_of_statistics(envs)
-    env, waiting = GymnasiumVecEnv(envs, raw=True), deque(episodes)
-    running: list[EvaluationEpisode | None] = [None] * env.num_envs
+    env, policy, waiting = GymnasiumVecEnv(envs, raw=True), decider.policy, deque(episodes)
+    space, running = env.action_space, cast(list[EvaluationEpisode | None], [None] * env.num_envs)
     following: dict[int, EvaluationEpisode | None] = {}
+    rows, state = list(range(env.num_envs)), cast(ActingState | None, None)
+    all_actions = {
+        path: np.broadcast_to(value, (env.num_envs, *np.shape(value))).copy()
+        for path, value in leaf_values(space, space.sample()).items()
+    }
 
     def next_seed(row: int) -> int | None:
         """Choose the next episode; an environment that has none left idles through episodes that nobody counts."""
@@ -76,55 +79,36 @@ def evaluate_decisions(
             running[row] = episode
         return None if episode is None else episode.seed
 
+    def decide(observation: Any, first: np.ndarray, rewards: np.ndarray) -> Any:
+        """Actions of all environments."""
+        nonlocal rows, state
+        before, rows = rows, [row for row, episode in enumerate(running) if episode is not None]
+        state = decider.initial_state(len(rows)) if state is None else state
+        if len(rows) < state.batch_size:
+            state = state[torch.as_tensor([place for place, row in enumerate(before) if row in rows])]
+        leaves = observation if isinstance(observation, dict) else {"": observation}
+        seen = {path: leaf[rows] for path, leaf in leaves.items()}
+        playing = [episode for episode in running if episode is not None]
+        targets = [math.nan if each.target is None else each.target for each in playing]
+        noise = None if deterministic else np.stack([each.noise.random(policy.head.draws) for each in playing])
+        actions, state = act_on_arrays(
+            decider, action_space, seen, state, first[rows], rewards[rows], targets, noise, overwrites=True
+        )
+        actions, state = executed(policy, actions, state, space)
+        for path, value in actions.items():
+            all_actions[path][rows] = value
+        idle = [row for row, episode in enumerate(running) if episode is None]
+        if policy.masks and idle:  # some environments raise exceptions for actions they do not allow
+            for path, value in first_allowed(leaves[ACTION_MASK][idle], space).items():
+                all_actions[path][idle] = value
+        # Copies: an environment may keep its action for its next step.
+        copies = {path: value.copy() for path, value in all_actions.items()}
+        return copies[""] if "" in copies else split_members(space, copies)
+
     env.next_seed = next_seed
-    decide = _Decide(running, act, decider, draws, env.action_space)
     bar = tqdm(total=len(episodes), desc="evaluating", unit="episode", disable=not progress, leave=False)
     with guarding(env) as guarded, bar:
         play(guarded, decide, running, following.get, lambda *_: True, longest, name, bar)
-
-
-class _Decide:
-    """Act in the environments that run an episode; the others repeat their last action, or take an allowed one."""
-
-    def __init__(
-        self,
-        running: list[EvaluationEpisode | None],
-        act: ActForTargets,
-        decider: Decider,
-        draws: int | None,
-        action_space: gym.Space[Any],
-    ) -> None:
-        self._running, self._act, self._decider, self._draws = running, act, decider, draws
-        self._space, self._rows = action_space, list(range(len(running)))
-        self._state: ActingState | None = None
-        self._actions = {
-            path: np.broadcast_to(value, (len(running), *np.shape(value))).copy()
-            for path, value in leaf_values(action_space, action_space.sample()).items()
-        }
-
-    def __call__(self, observation: Any, first: np.ndarray, rewards: np.ndarray) -> Any:
-        """Actions of all environments."""
-        rows = [row for row, episode in enumerate(self._running) if episode is not None]
-        state = self._decider.initial_state(len(rows)) if self._state is None else self._state
-        if len(rows) < state.batch_size:
-            state = state[torch.as_tensor([place for place, row in enumerate(self._rows) if row in rows])]
-        self._rows = rows
-        leaves = observation if isinstance(observation, dict) else {"": observation}
-        episodes = [episode for episode in self._running if episode is not None]
-        noise = None if self._draws is None else np.stack([each.noise.random(self._draws) for each in episodes])
-        targets = [math.nan if each.target is None else each.target for each in episodes]
-        seen = {path: leaf[rows] for path, leaf in leaves.items()}
-        actions, state = self._act(seen, state, first[rows], rewards[rows], targets, noise)
-        actions, self._state = executed(self._decider.policy, actions, state, self._space)
-        for path, value in actions.items():
-            self._actions[path][rows] = value
-        idle = [row for row, episode in enumerate(self._running) if episode is None]
-        if self._decider.policy.masks and idle:  # some environments raise exceptions for actions they do not allow
-            for path, value in first_allowed(leaves[ACTION_MASK][idle], self._space).items():
-                self._actions[path][idle] = value
-        # Copies: an environment may keep its action for its next step.
-        taken = {path: value.copy() for path, value in self._actions.items()}
-        return taken[""] if "" in taken else split_members(self._space, taken)
 
 
 def executed(

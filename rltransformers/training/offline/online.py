@@ -33,7 +33,7 @@ from rltransformers.policies.decider import ActingState, Decider
 from rltransformers.policies.returns import finite_targets
 from rltransformers.training.interval_log import IntervalLog
 from rltransformers.training.offline.agent import OfflineAgent
-from rltransformers.training.offline.data import OnlineCounts, shaped
+from rltransformers.training.offline.data import OnlineCounts
 from rltransformers.training.offline.episodes import action_token, executed, open_environments
 from rltransformers.training.offline.settings import Settings, Updates
 from rltransformers.training.stepping import act_on_arrays
@@ -239,8 +239,10 @@ class OnlineLearner(OfflineAgent):
                     while online.updates or online.timesteps < end:
                         if not online.updates:
                             played = self._play_round(envs, target, exploration_noise, longest_episode)
-                            replay.add(shaped(played, settings))
-                            online.add(played, updates_per_episode)
+                            replay.add(played.delayed_rewards() if settings.delayed_reward else played)
+                            online.timesteps += played.steps
+                            online.episodes += len(played)
+                            online.updates = updates_per_episode * len(played)
                             means = {"return": played.returns.mean(), "length": played.lengths.mean()}
                             log.add(
                                 {

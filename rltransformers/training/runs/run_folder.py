@@ -24,8 +24,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from rltransformers.core.errors import ConfigError, DataError, one_line
 from rltransformers.core.files import (
+    check_folder,
     check_name,
-    check_path,
     check_run,
     file_lock,
     naming,
@@ -87,10 +87,7 @@ class RunFolder:
                 not one of a folder inside ``root``.
         """
         check_name(name)
-        try:
-            check_path(root).mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ConfigError(f"output {root} cannot be a folder: it, or what should hold it, is a file") from error
+        check_folder(root, "output").mkdir(parents=True, exist_ok=True)
         for each in numbered(name):
             with suppress(FileExistsError):
                 (Path(root) / each).mkdir()

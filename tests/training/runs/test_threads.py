@@ -1,12 +1,12 @@
 """One thread unless the user says otherwise; the choice in words."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.training.runs import threads as module
 from rltransformers.training.runs.threads import use_threads
 
 
@@ -14,7 +14,7 @@ from rltransformers.training.runs.threads import use_threads
 def two_threads_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Torch as on a machine with two cores, and nothing set by the user."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(module, "_cores", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
