@@ -38,7 +38,7 @@ from rltransformers.core.world import Sharing
 from rltransformers.data import ContextBatch, ContextSampler, load_trajectories
 from rltransformers.envs.make import WrapperConfig, WrapperFunction
 from rltransformers.policies.decider import ActingState
-from rltransformers.policies.decision import ActingMode
+from rltransformers.policies.decision_network import ActingMode
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.returns import ReturnIn, target_list
@@ -49,7 +49,7 @@ from rltransformers.training.interval_log import IntervalLog
 from rltransformers.training.offline.data import check_longest, statistics_of, summary_of, training_data
 from rltransformers.training.offline.episodes import evaluate_decisions, open_environments
 from rltransformers.training.offline.loss import decision_loss
-from rltransformers.training.offline.online import OnlineLearner, Turn, log_replay
+from rltransformers.training.offline.playing import OnlineLearner, Turn, log_replay
 from rltransformers.training.offline.settings import (
     BatchSize,
     ContextLength,

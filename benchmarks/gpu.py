@@ -36,7 +36,7 @@ from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.errors import did_you_mean
 from rltransformers.functional.modules import masked_mean
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.decision import DecisionPolicy
+from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.steps import ActorCriticMachine
 
 FOLDER = RESULTS / "gpu"

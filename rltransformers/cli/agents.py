@@ -34,7 +34,7 @@ from rltransformers.policies.recurrent import RECURRENT_POLICIES
 from rltransformers.policies.steps import Acting
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.normalization import load_normalization, save_normalization
-from rltransformers.training.offline.online import check_explores, check_lengths
+from rltransformers.training.offline.playing import check_explores, check_lengths
 from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.runs.experiment import AgentName, EnvironmentConfig, EvaluationConfig, ExperimentConfig
 from rltransformers.training.schedules import Line, as_schedule

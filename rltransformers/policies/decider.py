@@ -17,7 +17,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check
 from rltransformers.functional.call import Context
 from rltransformers.functional.windows import descending
-from rltransformers.policies.decision import ActingMode, DecisionPolicy
+from rltransformers.policies.decision_network import ActingMode, DecisionPolicy
 from rltransformers.policies.observations import check_state
 from rltransformers.policies.returns import MAX_SCALED
 

@@ -210,7 +210,7 @@ def test_a_backbone_larger_than_its_weights_is_refused_before_it_is_built(
     edits = [put(f"{place}/{name}", size) for name, size in sizes.items()]
     path = write(tmp_path / "model.zip", saved(kind), *edits)
     monkeypatch.setattr("rltransformers.policies.memory_policy.Backbone", None)  # nothing may call these
-    monkeypatch.setattr("rltransformers.policies.decision.Backbone", None)
+    monkeypatch.setattr("rltransformers.policies.decision_network.Backbone", None)
     with pytest.raises(CheckpointError, match=r"model\.zip .* describe a backbone with [\d,]+ parameters, it holds"):
         AGENTS[kind].load(path, device="cpu")
 

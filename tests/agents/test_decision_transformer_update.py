@@ -17,7 +17,7 @@ from rltransformers.agents import DecisionTransformer
 from rltransformers.backbone import Record
 from rltransformers.data import ContextBatch, Trajectories
 from rltransformers.data.sampler import EVERYTHING
-from rltransformers.policies.decision import DecisionPolicy
+from rltransformers.policies.decision_network import DecisionPolicy
 
 WINDOWS, CONTEXT = 6, 5
 LENGTHS = (3, 9, 4, 2, 8)  # some shorter than a window: padding must be nowhere in the loss

@@ -20,7 +20,7 @@ from rltransformers.agents.gtrxl_dqn import MemoryRefresh
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.envs import make_vec_env
-from rltransformers.training.agent_files import settings_of
+from rltransformers.training.online.stored_agent import settings_of
 from tests.agents.replayed import agent, collect, replay_of, strolls
 from tests.agents.test_gtrxl_ppo_checkpoint import Rows, SaveAndStop, assert_equal, everything
 from tests.agents.tiny_envs import AnySpace, Stroll

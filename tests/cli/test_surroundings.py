@@ -55,6 +55,7 @@ def test_a_disk_without_room_is_one_line_that_names_the_file(
     assert not [name for name in contents(Path("runs")) if "tmp" in name]
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_what_was_there_stays_whole_when_the_disk_is_full(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "train", "online.yaml")
     run(capsys, "evaluate", "runs/online-seed0", "--plot", "lookback")

@@ -67,10 +67,10 @@ class ToyStep(nn.Module):
 
     slots: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
         self.encoder = nn.Linear(OBSERVATION, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
         self.norm = nn.LayerNorm(WIDTH)
         self.actor, self.critic = nn.Linear(WIDTH, ACTIONS), nn.Linear(WIDTH, 1)
         self.log_temperature = nn.Parameter(torch.tensor(0.2))
@@ -99,9 +99,9 @@ class ToyStep(nn.Module):
 SHARED = ("bias",)
 
 
-def toy() -> ToyStep:
+def toy(layers: int = LAYERS) -> ToyStep:
     """The step with weights none of which is zero or one, so that every weight takes part."""
-    step = ToyStep().eval()
+    step = ToyStep(layers).eval()
     with torch.no_grad():
         for parameter in step.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -37,13 +37,13 @@ def scaled(factor: float) -> Callable[[float], float]:
 
 def test_weights_have_no_part_in_it() -> None:
     torch.manual_seed(1)
-    first = of_module(toy())
+    first = of_module(toy(2))
     torch.manual_seed(2)
-    assert of_module(toy()) == first
+    assert of_module(toy(2)) == first
 
 
 def test_the_optimizer_of_a_module_has_no_part_in_it() -> None:
-    module, texts = toy(), []
+    module, texts = toy(2), []
     for rate in (0.1, 0.01):
         optimizer = torch.optim.Adam(module.parameters(), lr=rate)
         object.__setattr__(module, "optimizer", optimizer)
@@ -84,18 +84,18 @@ CHANGES: list[Callable[[ToyStep], object]] = [
 
 def test_whatever_changes_a_step_changes_it() -> None:
     def changed(change: Callable[[ToyStep], object]) -> str:
-        module = toy()
+        module = toy(2)
         change(module)
         return of_module(module)
 
-    texts = [of_module(toy()), *map(changed, CHANGES)]
+    texts = [of_module(toy(2)), *map(changed, CHANGES)]
     same = [(one, other) for one in range(len(texts)) for other in range(one) if texts[one] == texts[other]]
     assert not same, "numbers of changes that look alike, 0 is no change"
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_it_is_the_same_text_for_the_same_module(change: Callable[[ToyStep], object]) -> None:
-    first, second = toy(), toy()
+    first, second = toy(2), toy(2)
     change(first), change(second)
     assert of_module(first) == of_module(second)
 
@@ -106,12 +106,12 @@ def test_it_is_the_same_in_another_process() -> None:
         "from rltransformers.export.fingerprint import digest, of_machine, of_module\n"
         "from tests.export.steps import toy\n"
         "from tests.export.test_fingerprint import Kind, Options, scaled\n"
-        "module = toy()\n"
+        "module = toy(2)\n"
         "module.parts = [Kind.A, Options(3), scaled(2), torch.tanh, {'b', 'a', 'c'}]\n"
         "module.function = functools.partial(torch.add, alpha=2)\n"
         "print(digest(of_module(module), of_machine()))\n"
     )
-    module = toy()
+    module = toy(2)
     vars(module)["parts"] = [Kind.A, Options(3), scaled(2), torch.tanh, {"b", "a", "c"}]
     vars(module)["function"] = functools.partial(torch.add, alpha=2)
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -17,7 +17,7 @@ from rltransformers.export.step import pure_program
 from rltransformers.laws import perturbed
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decider import Decider
-from rltransformers.policies.decision import DecisionPolicy
+from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.observations import task_leaf
 from rltransformers.policies.steps import ActorCriticStep, DecisionStep
 

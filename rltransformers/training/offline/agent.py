@@ -21,7 +21,7 @@ from rltransformers.core.seeding import step_seed
 from rltransformers.data import ContextSampler, load_trajectories
 from rltransformers.training.interval_log import ProgressBar, check_callback, with_inner
 from rltransformers.training.offline.data import training_data
-from rltransformers.training.offline.files import StoredDecisionTransformer
+from rltransformers.training.offline.stored_agent import StoredDecisionTransformer
 from rltransformers.training.runs.run_card import write_run_card
 
 STORE_WINDOWS = 64

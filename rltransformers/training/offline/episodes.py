@@ -27,7 +27,7 @@ from rltransformers.core.spaces import differing_spaces, leaf_spaces, leaf_value
 from rltransformers.envs import GymnasiumVecEnv
 from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
 from rltransformers.policies.decider import ActingState, Decider
-from rltransformers.policies.decision import DecisionPolicy
+from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.training.evaluation import EvaluationEpisode, play
 from rltransformers.training.stepping import act_on_arrays
 

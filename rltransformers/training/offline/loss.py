@@ -27,7 +27,7 @@ from rltransformers.core.world import Sharing
 from rltransformers.data import ContextBatch
 from rltransformers.functional.modules import approach
 from rltransformers.policies.action_heads import blank_invalid
-from rltransformers.policies.decision import DecisionPolicy
+from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.deep_losses import Targets, shifted, tell_deep_losses
 from rltransformers.training.offline.data import DataSummary
 from rltransformers.training.offline.settings import CriticName, CriticOptions

@@ -31,7 +31,6 @@ from rltransformers.policies.observations import tree_space
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
 from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.training.actor import Actor
-from rltransformers.training.agent_files import StoredAgent, settings_of
 from rltransformers.training.interval_log import check_callback
 from rltransformers.training.normalization import (
     check_evaluation_env,
@@ -46,7 +45,8 @@ from rltransformers.training.normalization import (
 )
 from rltransformers.training.online.carry import Carry
 from rltransformers.training.online.reward_scale import CLIP, EPSILON, RewardScale
-from rltransformers.training.online.rollout_record import RolloutRecord
+from rltransformers.training.online.rollout_counts import RolloutCounts
+from rltransformers.training.online.stored_agent import StoredAgent, settings_of
 from rltransformers.training.online.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.online.vec_envs import as_vec_env, check_masks_of, check_trained_spaces, with_masks
 from rltransformers.training.runs.run_card import write_run_card
@@ -156,7 +156,7 @@ class OnlineAgent(StoredAgent):
         self._loaded_normalization: dict[str, Any] | None = None  # of a model that was loaded without environment
         self._scaled_rewards: bool | None = None  # whether it learned from rewards that VecNormalize scaled
         self._scale = RewardScale(self.n_envs, self.sharing) if self.scale_rewards else None
-        self._rollout_record = RolloutRecord()
+        self._rollout_counts = RolloutCounts()
         self._look_at_environment()
         if not self.sharing.is_leader:
             self.tensorboard_log, self.verbose = None, 0
@@ -200,7 +200,7 @@ class OnlineAgent(StoredAgent):
             rewards = scale.update(unscaled, cast(np.ndarray, self._last_episode_starts), self.gamma)
         resets = reset_rows(self._guard)
         steps = self.n_envs - int(np.count_nonzero(resets))
-        self._rollout_record.steps += steps
+        self._rollout_counts.steps += steps
         self.num_timesteps += steps * self.sharing.size  # until ``_share_rollout`` counts those of the others
         self.carry.acting = replace(state, previous_reward=to_tensor(rewards, self.device, state.previous_reward.dtype))
         self._observation, self._moves = new_obs, self._guard.moves
@@ -237,7 +237,8 @@ class OnlineAgent(StoredAgent):
             DataError: for an ``is_success`` that is no boolean or number.
         """
         for row in () if dones is None else np.flatnonzero(dones).tolist():
-            success_of(infos[row], row)
+            if type(infos[row].get("is_success")) is not bool:
+                success_of(infos[row], row)
         infos = [
             {name: value for name, value in info.items() if name != "episode"}
             if "episode" in info and episode_record(info) is None
@@ -247,14 +248,14 @@ class OnlineAgent(StoredAgent):
         if self.sharing.is_single:
             super()._update_info_buffer(infos, dones)
         else:
-            self._rollout_record.add(infos, dones)
+            self._rollout_counts.add(infos, dones)
 
     def _share_rollout(self, before: int, going_on: bool) -> bool:
         """Count the steps of all processes since there were ``before``, and their episodes as one process would.
 
         Returns whether all of them are ``going_on``.
         """
-        steps, episodes, going_on = self._rollout_record.share(self.sharing, going_on)
+        steps, episodes, going_on = self._rollout_counts.share(self.sharing, going_on)
         self.num_timesteps = before + steps
         for info, end in episodes:
             super()._update_info_buffer([info], np.array([end]))
@@ -279,7 +280,7 @@ class OnlineAgent(StoredAgent):
         settings_of(self)  # an agent that cannot be saved is refused before it has learned
         if reset_num_timesteps:
             self._metrics = UnwrittenMetrics()
-        self._rollout_record = RolloutRecord()
+        self._rollout_counts = RolloutCounts()
         if self._vec_normalize_env is not None:
             self._scaled_rewards = bool(self._vec_normalize_env.norm_reward)
         share_statistics(self.sharing, self._vec_normalize_env)

@@ -11,7 +11,7 @@ Ended = tuple[dict[str, Any], bool]
 """Info of an episode, and whether the episode ended."""
 
 
-class RolloutRecord:
+class RolloutCounts:
     """Steps of this process in the running rollout, and, of several processes, its episodes by step.
 
     Attributes:

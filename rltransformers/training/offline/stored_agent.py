@@ -42,7 +42,7 @@ from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.checks import check_actions
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.policies.decider import Decider
-from rltransformers.policies.decision import ActingMode, DecisionPolicy
+from rltransformers.policies.decision_network import ActingMode, DecisionPolicy
 from rltransformers.policies.observations import StateWatch
 from rltransformers.policies.observed import Encoding, read_observation
 from rltransformers.policies.readouts.catalogue import read_readout

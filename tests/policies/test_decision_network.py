@@ -15,7 +15,7 @@ from rltransformers.functional.modules import masked_mean
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.action_leaves import CategoricalAction, ContinuousAction
 from rltransformers.policies.decider import ActingState, Decider
-from rltransformers.policies.decision import DecisionPolicy
+from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.returns import MAX_SCALED
 
 OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
