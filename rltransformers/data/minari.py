@@ -257,6 +257,8 @@ def check_dataset_id(dataset_id: str) -> None:
         version = parse_dataset_id(dataset_id)[2]
         if version > LARGEST_VERSION:
             raise ValueError(f"its version is beyond {LARGEST_VERSION:,}")
+        if not dataset_id.endswith(f"-v{version}"):
+            raise ValueError(f"its version is written v{version}")
     except (ValueError, TypeError) as error:  # a missing version is a TypeError in Minari
         reason = "it has no version" if isinstance(error, TypeError) else one_line(error)
         raise ConfigError(

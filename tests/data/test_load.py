@@ -806,3 +806,9 @@ def test_text_among_observations_names_the_leaves_to_keep(tmp_path: Path) -> Non
 def test_absurd_versions_of_minari_ids_are_refused(version: str) -> None:
     with pytest.raises(ConfigError, match="beyond 999,999"):
         write_minari(load_trajectories(coded_episodes((2,))), f"data-{version}")
+
+
+def test_a_version_of_a_minari_id_is_written_without_zeros_in_front() -> None:
+    """Minari reads v007 as 7 and finds the set under neither name."""
+    with pytest.raises(ConfigError, match="its version is written v7"):
+        write_minari(load_trajectories(coded_episodes((2,))), "data-v007")
