@@ -10,6 +10,7 @@ import torch
 from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rltransformers.attention.roles import Part
 from rltransformers.core.errors import ConfigError
@@ -62,7 +63,8 @@ class ConditionalBlocks(Part):
     def of_queries(self, q: Tensor, distance: Tensor, tokens: Tokens) -> Tensor:
         blocks, block = self.matrices.shape[:2]
         place, number = tokens.p % block, tokens.p // block % blocks
-        gamma, beta = self.film(self.vector(tokens)).chunk(2, -1)
+        # Counters of operations hook modules, and know no parameter as input in inference mode.
+        gamma, beta = F.linear(self.vector(tokens), self.film.weight, self.film.bias).chunk(2, -1)
         rows = (1 + gamma) * self.matrices[number, place] + beta
         return inside_block(rows, place, distance)[:, None].expand(-1, self.heads, -1, -1).to(q.dtype)
 
