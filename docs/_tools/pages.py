@@ -24,15 +24,15 @@ LENGTH = 1024
 SUITE = "variants"
 
 NOTES = {
-    "position": "A list gives encodings that act at different places.",
-    "pattern": "A list gives the layers theirs in turn; a list inside that list gives every head its own.",
-    "selection": "A list gives the layers theirs in turn.",
-    "mixer": "A list gives the layers theirs in turn.",
-    "span": "A list gives the layers theirs in turn.",
+    "position": "A list combines encodings that act at different places.",
+    "pattern": "Layers cycle through a list; a list inside that list gives one pattern per head.",
+    "selection": "Layers cycle through a list.",
+    "mixer": "Layers cycle through a list.",
+    "span": "Layers cycle through a list.",
     "losses": "Written as `losses: {NAME: weight}`, or `losses: {NAME: {weight: ..., option: value}}`.",
     "encoder": 'Of the policy, not of the backbone: `policy_kwargs={"observation": {"encoder": ...}}`, '
     "`policy.observation.encoder` in YAML. What it encodes is pooled into the token of the step; with `topology: "
-    "encoder_decoder` every layer looks at the elements, too.",
+    "encoder_decoder` every layer attends to the elements too.",
     "readout": 'Of the policy, not of the backbone: `policy_kwargs={"readout": ...}`, `policy.readout` in YAML.',
 }
 
@@ -60,16 +60,16 @@ def index() -> Iterator[str]:
     """The page that lists the slots."""
     count = sum(map(len, mechanisms().values()))
     yield from ["# Mechanisms", ""]
-    yield f"The {count} mechanisms of [the backbone](../backbone.md), a page per slot: what each one computes,"
-    yield "its options, what it costs, how it differs from its source, what was measured."
-    yield "`rltransformers list` prints them, too; `python docs/_tools/update_docs.py` writes these pages."
+    yield f"Look up the {count} mechanisms of [the backbone](../backbone.md) here. Each slot has a page with"
+    yield "formulas, options, costs, differences from the source, and measurements."
+    yield "`rltransformers list` prints them too. `python docs/_tools/update_docs.py` writes these pages."
     yield from ["", "| slot | decides | names |", "|---|---|---|"]
     for axis, specs in mechanisms().items():
         names = ", ".join(f"[`{spec.name}`]({axis}.md#{spec.name})" for spec in specs)
         yield f"| [`{axis}`]({axis}.md) | {decides(axis)} | {names} |"
-    yield f"| [`preset`](preset.md) | all of the above at once | {len(PRESETS)} papers |"
+    yield f"| [`preset`](preset.md) | a published combination of all slots | {len(PRESETS)} papers |"
     yield from ["", "## Which of them go together", ""]
-    yield "[All pairs](pairs.csv), each with the reason where it is refused: what a config is told that asks for it."
+    yield "[All pairs](pairs.csv) says which two mechanisms a config can combine, and the error message for others."
     yield ""
     yield "![A matrix of all mechanisms: green where two of them work together, red where they do not.](pairs.png)"
 
@@ -115,7 +115,7 @@ def entry(spec: Spec) -> Iterator[str]:
 
 def presets() -> Iterator[str]:
     """The page of the presets."""
-    yield from ["# preset", "", "A whole published architecture; every other key of the config changes a part of it."]
+    yield from ["# preset", "", "A published architecture; every other key of the config changes a part of it."]
     yield f"{INITIAL} [All slots](README.md)."
     yield from ["", *report.table_head(["name", "sets", "source", "differs from the source", "learned"])]
     for name, preset in PRESETS.items():

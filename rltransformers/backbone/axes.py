@@ -49,21 +49,21 @@ class Axis:
 AXES = {
     axis.name: axis
     for axis in (
-        Axis("position", POSITIONS, "how a token knows where it stands", "none", several=True),
-        Axis("pattern", PATTERNS, "which earlier tokens a token may look at", "full", per_layer=True, per_head=True),
-        Axis("selection", SELECTIONS, "which of the visible keys count", "none", per_layer=True),
+        Axis("position", POSITIONS, "how positions enter attention", "none", several=True),
+        Axis("pattern", PATTERNS, "which earlier tokens a token may attend to", "full", per_layer=True, per_head=True),
+        Axis("selection", SELECTIONS, "which of the visible keys are used", "none", per_layer=True),
         Axis(
             "mixer", MIXERS, "how values are mixed: softmax attention or something cheaper", "softmax", per_layer=True
         ),
-        Axis("prior", PRIORS, "what shifts the scores besides content and position", "none"),
-        Axis("head_mixing", HEAD_MIXINGS, "how heads share keys and talk to each other", "mha"),
-        Axis("span", SPANS, "how far each head looks back, where it learns that", "full", per_layer=True),
-        Axis("memory_kind", MEMORIES, "what is kept of earlier calls", "transformer_xl", reaches=Feature.ROWS),
-        Axis("depth", DEPTHS, "whether layers share weights, and how often they are applied", "fixed", attention=False),
-        Axis("residual", RESIDUALS, "how a layer joins what goes past it: norms and gates", "pre_ln", attention=False),
-        Axis("ff", FEED_FORWARDS, "what follows attention in a layer", "ffn", attention=False),
-        Axis("topology", TOPOLOGIES, "whether layers read anything besides their own stream", "decoder"),
-        Axis("losses", LOSSES, "what is trained besides the task", attention=False),
+        Axis("prior", PRIORS, "terms added to the scores besides content and position", "none"),
+        Axis("head_mixing", HEAD_MIXINGS, "how heads share keys and exchange information", "mha"),
+        Axis("span", SPANS, "how far each head looks back, if this is learned", "full", per_layer=True),
+        Axis("memory_kind", MEMORIES, "what a layer keeps of earlier calls", "transformer_xl", reaches=Feature.ROWS),
+        Axis("depth", DEPTHS, "whether layers share weights, and how often they run", "fixed", attention=False),
+        Axis("residual", RESIDUALS, "residual connections: norms and gates", "pre_ln", attention=False),
+        Axis("ff", FEED_FORWARDS, "the part of a layer after attention", "ffn", attention=False),
+        Axis("topology", TOPOLOGIES, "whether layers read other tokens than those of the sequence", "decoder"),
+        Axis("losses", LOSSES, "auxiliary losses", attention=False),
     )
 }
 CHOICES = {name: axis for name, axis in AXES.items() if axis.neutral}

@@ -7,7 +7,7 @@ from rltransformers.core.spec import Choice
 from rltransformers.policies.readouts import knn, spalm
 
 READOUTS = {spec.name: spec for spec in (knn.SPEC, spalm.SPEC)}
-DECIDES = "what the action head adds of recorded actions"
+DECIDES = "what the action head adds from recorded actions"
 """Subject of the answer, part of a sentence."""
 
 

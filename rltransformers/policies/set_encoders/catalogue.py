@@ -10,7 +10,7 @@ ENCODERS = {
     spec.name: spec
     for spec in (bert.SPEC, set_transformer.SPEC, linformer.SPEC, luna.SPEC, informer.SPEC, nystrom.SPEC)
 }
-DECIDES = "how elements inside one observation read each other"
+DECIDES = "how the elements of one observation attend to each other"
 """Subject of the answer, part of a sentence."""
 
 
