@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.policies.test_decision_network import ACTION, EXACT, OBSERVATION, Stream, config, window
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.policies.decider import ActingState, Decider
 from rltransformers.policies.decision_network import DecisionPolicy
+from tests.policies.test_decision_network import ACTION, EXACT, OBSERVATION, Stream, config, window
 
 KINDS: dict[str, dict[str, Any]] = {
     "head": {"predicts_return": True},
