@@ -63,8 +63,7 @@ def numbers(values: Any) -> Array:
         array = np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"is no array of numbers ({one_line(error)})") from error
-    if array.dtype.kind not in "biuf":
-        check_numeric(array.dtype)
+    check_numeric(array.dtype)
     return array
 
 

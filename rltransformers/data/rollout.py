@@ -115,15 +115,11 @@ class RolloutBuffer:
         lead = (self.n_envs, self.n_steps)
         self.position = 0
         self.memory = None if memory is None else memory.clone()
-        none = {
-            path: torch.zeros((self.n_envs, *shape), dtype=dtype, device=self.device)
-            for path, (shape, dtype) in self.action_leaves.items()
-        }
+        none, self.observations = (
+            {path: torch.zeros((*axes, *shape), dtype=dtype, device=self.device) for path, (shape, dtype) in leaves}
+            for axes, leaves in ((lead[:1], self.action_leaves.items()), (lead, self.observation_leaves.items()))
+        )
         nothing = torch.zeros(self.n_envs, device=self.device)
-        self.observations = {
-            path: torch.zeros((*lead, *shape), dtype=dtype, device=self.device)
-            for path, (shape, dtype) in self.observation_leaves.items()
-        }
         self._columns = [(path, leaf.unbind(1)) for path, leaf in self.observations.items()]
         self._actions = [none] * self.n_steps
         # One number per environment and step: columns of numpy arrays and lists cost a tenth of columns of tensors.

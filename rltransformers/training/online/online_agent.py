@@ -228,8 +228,6 @@ class OnlineAgent(StoredAgent):
         if (scale := self._own_scale) is not None:
             self.logger.record("train/reward_scale", float(np.sqrt(scale.moments.var)))
 
-    # Several processes
-
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         """As in Stable-Baselines3, whose log would take an environment's own "episode" for a record; that is left out.
 
