@@ -16,7 +16,7 @@ from rltransformers.functional.modules import masked_mean
 class PPOLoss:
     """The loss to minimize and what it is made of; every field is a scalar tensor, only ``total`` carries gradient.
 
-    ``log_barrier`` is None where actions are not finite many; ``auxiliary`` losses of the network have names.
+    ``log_barrier`` is None unless the actions are countable; ``auxiliary`` losses of the network have names.
     """
 
     total: Tensor
@@ -50,7 +50,7 @@ class PPOWeights:
 class Estimates(Protocol):
     """Evaluation of the steps by the policy of now.
 
-    ``log_barrier``, minus the divergence from the uniform policy, is None where actions are not finite many.
+    ``log_barrier``, minus the divergence from the uniform policy, is None unless the actions are countable.
     """
 
     @property

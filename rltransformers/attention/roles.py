@@ -291,7 +291,7 @@ class Score(Part):
         logits: Callable[[Tensor], Tensor],
         visible: Bool[Tensor, "b h t S"],
     ) -> Float[Tensor, "B H T K"]:
-        """Queries after what they go through before they read: nothing; ``logits`` are those of given queries."""
+        """Queries to read with; unchanged by default. ``logits`` gives the logits of any queries."""
         return query
 
     def content(self, query: Float[Tensor, "B H T K"], group: Heads) -> Float[Tensor, "B H T N"]:

@@ -541,7 +541,7 @@ def state_of(tensors: dict[str, Tensor], layers: list[LayerState]) -> State:
 
 
 def like(value: Tensor, x: Tensor) -> Tensor:
-    """Numbers in the type of ``x``; what is no fraction stays as it is."""
+    """Cast floating-point values to ``x.dtype``; leave integers and booleans alone."""
     return value.to(x.dtype) if value.is_floating_point() else value
 
 

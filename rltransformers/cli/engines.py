@@ -293,7 +293,7 @@ class Lines:
         self.path, self._read = path, path.stat().st_size if path.is_file() else 0
 
     def new(self) -> list[str]:
-        """Those that are whole and were not returned yet."""
+        """Return the complete lines added since the last call."""
         if not self.path.is_file():
             return []
         with self.path.open("rb") as file:

@@ -33,7 +33,7 @@ class MissingCompilerError(CompileError):
 
 
 class WorldError(RuntimeError):
-    """Other processes of a training on several are gone or do not answer."""
+    """Another process of a distributed run ended or timed out."""
 
 
 OUR_ERRORS = (ConfigError, DataError, CheckpointError, MissingExtraError, CompileError, WorldError)

@@ -39,7 +39,7 @@ Episodes = Annotated[int, Ge(1), Le(10**6)]
 Threads = Annotated[int, Ge(1), Le(1024)]
 """More is a slip of the finger, which OpenMP answers by ending the process."""
 Processes = bool | Literal["async", "envpool"]
-"""Who steps the copies of an environment, see ``rltransformers.envs.make_vec_env``."""
+"""How environments run in parallel, see ``rltransformers.envs.make_vec_env``."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

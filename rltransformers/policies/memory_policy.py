@@ -65,7 +65,7 @@ Space = gym.Space[Any]
 GIVEN_FIRST = ("observation_space", "action_space", "lr_schedule")
 """Positional arguments of a policy in the order in which Stable-Baselines3 gives them."""
 NOTHING = slice(0, 0)
-"""No step: only the memory after them is asked for."""
+"""Ask for no outputs, only for the memory after all steps."""
 
 
 Decay = Annotated[float, Ge(0), Lt(1)]

@@ -17,7 +17,7 @@ from rltransformers.policies.extractors import subclasses
 
 
 def over(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer itself where it has these parameters, else one like it, without a past, that has."""
+    """Return the optimizer if it already holds exactly these parameters, else a fresh one of the same kind."""
     wanted = list(parameters)
     held = [each for group in optimizer.param_groups for each in group["params"]]
     if [id(each) for each in held] == [id(each) for each in wanted]:

@@ -88,7 +88,7 @@ def draw(x: Float[Tensor, "B T D"], layers: int) -> Int[Tensor, "B T"]:
 
 
 def idle(left: Bool[Tensor, "B T"], index: int, call: Call) -> bool:
-    """Whether nobody needs the layer any more; asked only where acting may look at data."""
+    """True if all streams have left: the layer only updates its memory. Only in eager acting on the CPU."""
     if index == 0 or not call.overwrites or left.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return bool(left.all())

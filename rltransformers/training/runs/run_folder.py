@@ -106,7 +106,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else trains in this folder meanwhile; what a killed process left half written is removed.
+        """Lock the folder against other trainers within the block, and delete half-written files.
 
         Reading is free. The lock goes with the process, however that ends.
 
