@@ -35,13 +35,9 @@ class Alibi(Position):
 
 
 SPEC = Spec(
-    id="P13",
-    name="alibi",
-    axis="position",
-    paper="Press et al. 2022, arXiv 2108.12409",
+    id="P13", name="alibi", axis="position", paper="Press et al. 2022, arXiv 2108.12409",
     summary="Subtracts a per-head multiple of the distance from the scores.",
     build=Alibi,
-    acts_at="inside attention",
-    needs=(Feature.SCORES,),
+    acts_at="inside attention", needs=(Feature.SCORES,),
     formula="l_ts = q_t k_s / sqrt(Dh) - m_h d, m_h = 2^(-8h/H)",
-)
+)  # fmt: skip

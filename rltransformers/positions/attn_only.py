@@ -34,16 +34,10 @@ class AttentionOnly(Position):
 
 
 SPEC = Spec(
-    id="P4",
-    name="attn_only",
-    axis="position",
-    paper="Carion et al. 2020, arXiv 2005.12872, figure 10",
+    id="P4", name="attn_only", axis="position", paper="Carion et al. 2020, arXiv 2005.12872, figure 10",
     summary="Adds an encoding of the episode position to what queries and keys are made of, at every layer.",
-    build=AttentionOnly,
-    options=Options,
+    build=AttentionOnly, options=Options,
     traits=Traits(causal_form="keys of compressed slots and of tree nodes stand where their last token stands"),
-    acts_at="inside attention",
-    offers=(Feature.PLACES,),
-    needs=(Feature.SCORES, Feature.PRODUCTS),
+    acts_at="inside attention", offers=(Feature.PLACES,), needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = (x_t + PI(p_t)) W_q ((x_s + PI(p_s)) W_k) / sqrt(Dh), v_s = x_s W_v",
-)
+)  # fmt: skip

@@ -33,15 +33,10 @@ class DistanceAware(Position):
 
 
 SPEC = Spec(
-    id="P14",
-    name="da",
-    axis="position",
-    paper="Wu et al. 2021, arXiv 2010.06925, equations 3 to 6",
+    id="P14", name="da", axis="position", paper="Wu et al. 2021, arXiv 2010.06925, equations 3 to 6",
     summary="Multiplies scores of contents above 0 by a learned sigmoid of the distance per head.",
     build=DistanceAware,
     traits=Traits(causality="C*"),
-    acts_at="inside attention",
-    offers=(Feature.TIES,),
-    needs=(Feature.SCORES, Feature.PRODUCTS),
+    acts_at="inside attention", offers=(Feature.TIES,), needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = ReLU(q_t k_s) f(w_h d) / sqrt(Dh), f(R) = (1 + exp(v_h)) / (1 + exp(v_h - R))",
-)
+)  # fmt: skip

@@ -50,16 +50,10 @@ class Disentangled(Position):
 
 
 SPEC = Spec(
-    id="P11",
-    name="deberta",
-    axis="position",
-    paper="He et al. 2021, arXiv 2006.03654, equations 2 to 4",
+    id="P11", name="deberta", axis="position", paper="He et al. 2021, arXiv 2006.03654, equations 2 to 4",
     summary="Scores queries against vectors of distances, and keys against other ones.",
-    build=Disentangled,
-    options=Options,
-    example={"position": {"name": "deberta", "max_distance": 4}},
+    build=Disentangled, options=Options, example={"position": {"name": "deberta", "max_distance": 4}},
     traits=Traits(causality="C*"),
-    acts_at="inside attention",
-    needs=(Feature.SCORES, Feature.PRODUCTS),
+    acts_at="inside attention", needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = (q_t k_s + q_t K_r[delta(d)] + k_s Q_r[delta(-d)]) / sqrt(3 Dh), delta(x) = clip(x + K, 0, 2K - 1)",
-)
+)  # fmt: skip

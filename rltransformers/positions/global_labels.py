@@ -43,13 +43,9 @@ class GlobalLabels(Position):
 
 
 SPEC = Spec(
-    id="P15",
-    name="global_labels",
-    axis="position",
-    paper="Ainslie et al. 2020, arXiv 2004.08483, section 3.2",
+    id="P15", name="global_labels", axis="position", paper="Ainslie et al. 2020, arXiv 2004.08483, section 3.2",
     summary="As shaw, with a vector for keys that stand outside the window: first tokens, globals of blocks, slots.",
-    build=GlobalLabels,
-    options=Options,
+    build=GlobalLabels, options=Options,
     example={
         "position": {"name": "global_labels", "max_distance": 2},
         "pattern": {"name": "longformer", "window": 3, "sinks": 2},
@@ -58,7 +54,6 @@ SPEC = Spec(
         causal_form="the relations of a token to tokens and to globals; those of globals themselves belong to the "
         "pattern etc; where nothing stands outside the window, only distances are told apart",
     ),
-    acts_at="inside attention",
-    needs=(Feature.SCORES, Feature.PRODUCTS),
+    acts_at="inside attention", needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = q_t (k_s + a[min(d, K)] + 1[s is global] g) / sqrt(Dh)",
-)
+)  # fmt: skip

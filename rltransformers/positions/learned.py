@@ -51,26 +51,16 @@ class TimestepTable(LearnedTable):
 
 
 LEARNED = Spec(
-    id="P2",
-    name="learned",
-    axis="position",
-    paper="Gehring et al. 2017, arXiv 1705.03122",
+    id="P2", name="learned", axis="position", paper="Gehring et al. 2017, arXiv 1705.03122",
     summary="Adds a learned vector per episode position to the input; episodes longer than max_len are refused.",
-    build=LearnedTable,
-    options=LearnedOptions,
-    example={"position": {"name": "learned", "max_len": 64}},
+    build=LearnedTable, options=LearnedOptions, example={"position": {"name": "learned", "max_len": 64}},
     acts_at="on the input",
     formula="x_t + E[p_t], E learned [max_len, D]",
-)
+)  # fmt: skip
 TIMESTEP = Spec(
-    id="P17",
-    name="timestep",
-    axis="position",
-    paper="Chen et al. 2021, arXiv 2106.01345, section 3",
+    id="P17", name="timestep", axis="position", paper="Chen et al. 2021, arXiv 2106.01345, section 3",
     summary="Adds a learned vector per environment step, shared by all tokens of the step.",
-    build=TimestepTable,
-    options=TimestepOptions,
-    example={"position": {"name": "timestep", "max_len": 64}},
+    build=TimestepTable, options=TimestepOptions, example={"position": {"name": "timestep", "max_len": 64}},
     acts_at="on the input",
     formula="x_t + E[n_t], n_t the environment step, E learned [max_len, D]",
-)
+)  # fmt: skip

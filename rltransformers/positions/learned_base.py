@@ -31,12 +31,10 @@ class LearnedBase(Position):
 
 
 SPEC = Spec(
-    id="P3",
-    name="sinusoidal_learned_base",
-    axis="position",
+    id="P3", name="sinusoidal_learned_base", axis="position",
     paper="Wang et al. 2021, On Position Embeddings in BERT, ICLR",
     summary="Adds sines and cosines of the episode position whose base is learned; it starts from 10,000.",
     build=LearnedBase,
     acts_at="on the input",
     formula="x_t + PE(p_t) with base = exp(softplus(raw)), raw learned",
-)
+)  # fmt: skip

@@ -58,14 +58,9 @@ class Rope(Position):
 
 
 SPEC = Spec(
-    id="P12",
-    name="rope",
-    axis="position",
-    paper="Su et al. 2021, arXiv 2104.09864",
+    id="P12", name="rope", axis="position", paper="Su et al. 2021, arXiv 2104.09864",
     summary="Rotates queries and keys so that scores depend on distance only.",
-    build=Rope,
-    options=Options,
-    acts_at="inside attention",
-    needs=(Feature.SCORES, Feature.PRODUCTS),
+    build=Rope, options=Options,
+    acts_at="inside attention", needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = (R(p_t) q_t) (R(p_s) k_s) / sqrt(Dh), R rotates the channels 2f, 2f+1 by p base^(-2f/dims)",
-)
+)  # fmt: skip

@@ -52,15 +52,9 @@ class Shaw(Position):
 
 
 SPEC = Spec(
-    id="P6",
-    name="shaw",
-    axis="position",
-    paper="Shaw et al. 2018, arXiv 1803.02155",
+    id="P6", name="shaw", axis="position", paper="Shaw et al. 2018, arXiv 1803.02155",
     summary="Adds learned vectors per clipped distance to keys and values.",
-    build=Shaw,
-    options=Options,
-    example={"position": {"name": "shaw", "max_distance": 3}},
-    acts_at="inside attention",
-    needs=(Feature.SCORES, Feature.PRODUCTS),
+    build=Shaw, options=Options, example={"position": {"name": "shaw", "max_distance": 3}},
+    acts_at="inside attention", needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = q_t (k_s + a_K[min(d, K)]) / sqrt(Dh), o_t = sum_s a_ts (v_s + a_V[min(d, K)])",
-)
+)  # fmt: skip

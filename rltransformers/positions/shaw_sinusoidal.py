@@ -55,14 +55,10 @@ def vectors(project: nn.Linear | None, distance: Tensor, width: int, like: Tenso
 
 
 SPEC = Spec(
-    id="P7",
-    name="shaw_sinusoidal",
-    axis="position",
+    id="P7", name="shaw_sinusoidal", axis="position",
     paper="Wei et al. 2019, arXiv 1909.00204, equations 3 and 4; Shaw et al. 2018, arXiv 1803.02155",
     summary="Adds sinusoids of the distance to keys and, optionally, values; nothing is clipped.",
-    build=ShawSinusoidal,
-    options=Options,
-    acts_at="inside attention",
-    needs=(Feature.SCORES, Feature.PRODUCTS),
+    build=ShawSinusoidal, options=Options,
+    acts_at="inside attention", needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = q_t (k_s + PE(d) W_K) / sqrt(Dh), o_t = sum_s a_ts (v_s + PE(d) W_V)",
-)
+)  # fmt: skip

@@ -37,13 +37,9 @@ class Sinusoidal(Position):
 
 
 SPEC = Spec(
-    id="P1",
-    name="sinusoidal",
-    axis="position",
-    paper="Vaswani et al. 2017, arXiv 1706.03762",
+    id="P1", name="sinusoidal", axis="position", paper="Vaswani et al. 2017, arXiv 1706.03762",
     summary="Adds sines and cosines of the episode position to the input.",
-    build=Sinusoidal,
-    options=Options,
+    build=Sinusoidal, options=Options,
     acts_at="on the input",
     formula="x_t + PE(p_t), PE(p)[2f] = sin(p base^(-2f/D)), PE(p)[2f+1] = cos(p base^(-2f/D))",
-)
+)  # fmt: skip

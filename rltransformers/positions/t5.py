@@ -64,16 +64,10 @@ class T5Bias(Position):
 
 
 SPEC = Spec(
-    id="P8",
-    name="t5",
-    axis="position",
-    paper="Raffel et al. 2019, arXiv 1910.10683",
+    id="P8", name="t5", axis="position", paper="Raffel et al. 2019, arXiv 1910.10683",
     summary="Adds a learned scalar per head and logarithmic distance bucket to the scores.",
-    build=T5Bias,
-    options=Options,
-    example={"position": {"name": "t5", "buckets": 6, "max_distance": 8}},
+    build=T5Bias, options=Options, example={"position": {"name": "t5", "buckets": 6, "max_distance": 8}},
     traits=Traits(causal_form="products are divided by sqrt(Dh), which T5 leaves to the initial weights"),
-    acts_at="inside attention",
-    needs=(Feature.SCORES,),
+    acts_at="inside attention", needs=(Feature.SCORES,),
     formula="l_ts = q_t k_s / sqrt(Dh) + b[h, bucket(d)]",
-)
+)  # fmt: skip

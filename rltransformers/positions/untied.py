@@ -43,21 +43,15 @@ class Untied(Position):
 
 
 SPEC = Spec(
-    id="P5",
-    name="untied",
-    axis="position",
-    paper="Ke et al. 2021, arXiv 2006.15595, equation 7",
+    id="P5", name="untied", axis="position", paper="Ke et al. 2021, arXiv 2006.15595, equation 7",
     summary="Scores positions by projections of their own, beside the contents; every layer has the same ones.",
-    build=Untied,
-    options=Options,
+    build=Untied, options=Options,
     traits=Traits(
         state="memory kv_heads Dh more (acting)",
         causal_form="keys of compressed slots and of tree nodes stand where their last token stands; no scores "
         "of their own for a first token [CLS]; the authors' code normalizes PI and has biases in its projections",
     ),
-    acts_at="inside attention",
-    offers=(Feature.PLACES,),
-    needs=(Feature.SCORES, Feature.PRODUCTS, Feature.CHANNELS),
+    acts_at="inside attention", offers=(Feature.PLACES,), needs=(Feature.SCORES, Feature.PRODUCTS, Feature.CHANNELS),
     refuses=(Refusal(Feature.TIED_KEYS, "queries and keys have projections of their own for positions"),),
     formula="l_ts = (x_t W_q (x_s W_k) + PI(p_t) U_q (PI(p_s) U_k)) / sqrt(2 Dh)",
-)
+)  # fmt: skip

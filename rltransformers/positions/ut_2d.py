@@ -26,13 +26,9 @@ class PositionAndTime(Position):
 
 
 SPEC = Spec(
-    id="P16",
-    name="ut_2d",
-    axis="position",
-    paper="Dehghani et al. 2019, arXiv 1807.03819, equation 6",
+    id="P16", name="ut_2d", axis="position", paper="Dehghani et al. 2019, arXiv 1807.03819, equation 6",
     summary="Adds sines and cosines of the episode position and of the layer's number to the input of every layer.",
     build=PositionAndTime,
-    acts_at="on the input",
-    offers=(Feature.LAYER_SIGNALS,),
+    acts_at="on the input", offers=(Feature.LAYER_SIGNALS,),
     formula="x_t + PE(p_t) + PE(tau) before the tau-th layer",
-)
+)  # fmt: skip

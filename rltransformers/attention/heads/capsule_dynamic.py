@@ -58,15 +58,12 @@ class DynamicRouting(Capsules):
 
 
 SPEC = Spec(
-    id="H5",
-    name="capsule_dynamic",
-    axis="head_mixing",
+    id="H5", name="capsule_dynamic", axis="head_mixing",
     paper="Li et al. 2019, arXiv 1904.03100, section 3.2; Gu & Feng 2019; Sabour et al. 2017, arXiv 1710.09829",
     summary="Heads vote for output capsules, and votes that agree count more, in place of one projection of all heads.",
-    build=DynamicRouting,
-    options=Options,
+    build=DynamicRouting, options=Options,
     traits=Traits(family="EXPL"),
     needs=(Feature.OUTPUTS,),
     formula="b = 0; thrice: Om_n = squash(sum_h softmax_n(b_hn) V_hn), b_hn += Om_n V_hn; "
     "V_hn = o_h W_hn; out = [Om_n]",
-)
+)  # fmt: skip

@@ -79,13 +79,10 @@ class EMRouting(Capsules):
 
 
 SPEC = Spec(
-    id="H6",
-    name="capsule_em",
-    axis="head_mixing",
+    id="H6", name="capsule_em", axis="head_mixing",
     paper="Li et al. 2019, arXiv 1904.03100, section 3.3; Hinton et al. 2018, Matrix capsules with EM routing, ICLR",
     summary="Heads vote for output capsules, Gaussians that expectation and maximization in turn fit to the votes.",
-    build=EMRouting,
-    options=Options,
+    build=EMRouting, options=Options,
     traits=Traits(
         family="EXPL",
         causal_form="all heads are active; the inverse temperature stays as it is; sums of shares and variances have "
@@ -94,4 +91,4 @@ SPEC = Spec(
     needs=(Feature.OUTPUTS,),
     formula="mu, sd of V_hn by R_hn; a_n = sigm(l (b_a - sum_c(ln sd + b_u) sum_h R_hn)); "
     "R_hn ~ a_n N(V_hn); out = [a_n mu_n]",
-)
+)  # fmt: skip

@@ -68,14 +68,10 @@ class Collaborative(Score):
 
 
 SPEC = Spec(
-    id="H4",
-    name="collaborative",
-    axis="head_mixing",
+    id="H4", name="collaborative", axis="head_mixing",
     paper="Cordonnier, Loukas & Jaggi 2020, arXiv 2006.16362, section 3",
     summary="All heads share one query and one key and weigh their channels by a vector of their own.",
-    build=Collaborative,
-    options=Options,
-    example={"head_mixing": {"name": "collaborative", "width": 8}},
+    build=Collaborative, options=Options, example={"head_mixing": {"name": "collaborative", "width": 8}},
     traits=Traits(family="EXPL", state="memory D (training), memory (K + heads Dv) more (acting)"),
     needs=(Feature.COMMON_KEYS,),
     refuses=(
@@ -85,4 +81,4 @@ SPEC = Spec(
         Refusal(Feature.PLACES, "positions are added to queries and keys of single heads"),
     ),
     formula="logit_h = (q_t * m_h) k_s / sqrt(K / H), q and k of width K for all heads",
-)
+)  # fmt: skip

@@ -29,10 +29,7 @@ class TalkingHeads(Part):
 
 
 SPEC = Spec(
-    id="H3",
-    name="talking",
-    axis="head_mixing",
-    paper="Shazeer et al. 2020, arXiv 2003.02436",
+    id="H3", name="talking", axis="head_mixing", paper="Shazeer et al. 2020, arXiv 2003.02436",
     summary="Mixes logits and weights across heads.",
     build=TalkingHeads,
     traits=Traits(
@@ -46,4 +43,4 @@ SPEC = Spec(
         Refusal(Feature.SELECTION, "heads that are mixed need one mask for all of them, not a selection each"),
     ),
     formula="J_k = sum_h l_h P_l[h, k], w = softmax(J), U_v = sum_k w_k P_w[k, v]",
-)
+)  # fmt: skip

@@ -74,16 +74,11 @@ class Disagreement(Objective):
 
 
 SPEC = Spec(
-    id="X4",
-    name="disagreement",
-    axis="losses",
-    paper="Li et al. 2018, arXiv 1810.10183, section 3",
+    id="X4", name="disagreement", axis="losses", paper="Li et al. 2018, arXiv 1810.10183, section 3",
     summary="How alike heads are in their values, their outputs or the places they look at, mean over tokens, summed "
     "over layers.",
-    build=Disagreement,
-    options=Options,
-    example={"losses": {"disagreement": {"weight": 1e-2, "on": "position"}}},
+    build=Disagreement, options=Options, example={"losses": {"disagreement": {"weight": 1e-2, "on": "position"}}},
     traits=Traits(causality="N/A"),
     needs=(Feature.LOGITS,),
     formula="1 / H^2 sum_ij cos(v_i, v_j), 1 / H^2 sum_ij cos(o_i, o_j), or 1 / H^2 sum_ij sum_s a_i,ts a_j,ts",
-)
+)  # fmt: skip

@@ -65,16 +65,11 @@ class Guidance(Objective):
 
 
 SPEC = Spec(
-    id="X5",
-    name="pattern",
-    axis="losses",
-    paper="Deshpande and Narasimhan 2020, arXiv 2010.02399, section 3",
+    id="X5", name="pattern", axis="losses", paper="Deshpande and Narasimhan 2020, arXiv 2010.02399, section 3",
     summary="Squared distance of the weights of some heads from a fixed pattern, mean over rows that see its target, "
     "summed over layers.",
-    build=Guidance,
-    options=Options,
-    example={"losses": {"pattern": {"weight": 1e-2, "target": "previous"}}},
+    build=Guidance, options=Options, example={"losses": {"pattern": {"weight": 1e-2, "target": "previous"}}},
     traits=Traits(causality="N/A"),
     needs=(Feature.LOGITS,),
     formula="mean_t sum_s (a_ts - P_ts)^2, P_ts = 1 at s = t - 1, at the first token of the episode, or at s = t",
-)
+)  # fmt: skip

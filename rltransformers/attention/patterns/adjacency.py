@@ -91,13 +91,10 @@ def table_of(edges: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
 
 
 SPEC = Spec(
-    id="A17",
-    name="adjacency",
-    axis="pattern",
+    id="A17", name="adjacency", axis="pattern",
     paper="Velickovic et al. 2018, arXiv 1710.10903; Kipf & Welling 2017, arXiv 1609.02907",
     summary="Every token sees its neighbors in a graph: steps at given `offsets`, and `edges` between steps.",
-    build=build,
-    options=Options,
+    build=build, options=Options,
     example={"pattern": {"name": "adjacency", "offsets": [2, 5], "edges": [[3, 0], [4, 1], [4, 3]]}},
     traits=Traits(
         causality="C*",
@@ -106,7 +103,6 @@ SPEC = Spec(
         causal_form="edges lead to earlier steps only, counted from the start of the episode, or as offsets; every "
         "token sees its own step",
     ),
-    offers=(Feature.REACH,),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="softmax over s <= t with s = t, t - s in offsets, or (t, s) in edges",
-)
+)  # fmt: skip

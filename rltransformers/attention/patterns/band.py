@@ -21,16 +21,10 @@ def build(dims: Dims, options: Options) -> Reach:
 
 
 SPEC = Spec(
-    id="A2",
-    name="band",
-    axis="pattern",
-    paper="Beltagy et al. 2020, arXiv 2004.05150; survey Lin et al. 2021",
+    id="A2", name="band", axis="pattern", paper="Beltagy et al. 2020, arXiv 2004.05150; survey Lin et al. 2021",
     summary="Every token sees the newest `window` steps.",
-    build=build,
-    options=Options,
-    example={"pattern": {"name": "band", "window": 4}},
+    build=build, options=Options, example={"pattern": {"name": "band", "window": 4}},
     traits=Traits(horizon="window - 1", state="(window-1) D"),
-    offers=(Feature.REACH,),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="0 <= d < window, in steps",
-)
+)  # fmt: skip

@@ -44,14 +44,9 @@ def build(dims: Dims, options: Options) -> Reach:
 
 
 SPEC = Spec(
-    id="A14",
-    name="bigbird",
-    axis="pattern",
-    paper="Zaheer et al. 2020, arXiv 2007.14062, section 2",
+    id="A14", name="bigbird", axis="pattern", paper="Zaheer et al. 2020, arXiv 2007.14062, section 2",
     summary="Every token sees the newest `window` steps, `random` earlier blocks and the first `sinks` tokens.",
-    build=build,
-    options=Options,
-    example={"pattern": {"name": "bigbird", "window": 2, "random": 1, "sinks": 2}},
+    build=build, options=Options, example={"pattern": {"name": "bigbird", "window": 2, "random": 1, "sinks": 2}},
     traits=Traits(
         causality="X",
         horizon="episode (sinks)",
@@ -61,7 +56,6 @@ SPEC = Spec(
         "global tokens are the first of the episode and see no later ones; relative positions see them at the edge of "
         "what the memory holds where they lie further back",
     ),
-    offers=(Feature.REACH, Feature.HEAD_PATTERNS),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH, Feature.HEAD_PATTERNS), needs=(Feature.PATTERNS,),
     formula="softmax over s <= t with t - s < window, or s drawn for (seed, layer, head, t), or s < sinks",
-)
+)  # fmt: skip

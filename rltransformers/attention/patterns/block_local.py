@@ -26,20 +26,15 @@ def build(dims: Dims, options: Options) -> Blocks:
 
 
 SPEC = Spec(
-    id="A5",
-    name="block_local",
-    axis="pattern",
+    id="A5", name="block_local", axis="pattern",
     paper="Qiu et al. 2019, arXiv 1911.02972; survey Lin et al. 2021, arXiv 2106.04554",
     summary="Every token sees its own block of `block` steps and the `back` blocks before it.",
-    build=build,
-    options=Options,
-    example={"pattern": {"name": "block_local", "block": 3, "back": 1}},
+    build=build, options=Options, example={"pattern": {"name": "block_local", "block": 3, "back": 1}},
     traits=Traits(
         horizon="(back + 1) block - 1",
         state="((back + 1) block - 1) D",
         causal_form="blocks are anchored to the episode; of its own block a token sees what lies behind it",
     ),
-    offers=(Feature.REACH,),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="softmax over s <= t with floor(t / block) - floor(s / block) <= back",
-)
+)  # fmt: skip

@@ -66,14 +66,9 @@ def build(dims: Dims, options: Options) -> Reach:
 
 
 SPEC = Spec(
-    id="A11",
-    name="blockwise",
-    axis="pattern",
-    paper="Qiu et al. 2019, arXiv 1911.02972, section 3",
+    id="A11", name="blockwise", axis="pattern", paper="Qiu et al. 2019, arXiv 1911.02972, section 3",
     summary="Each head sees one block of `block` steps: that of the token, or one `shifts` blocks back.",
-    build=build,
-    options=Options,
-    example={"pattern": {"name": "blockwise", "block": 2, "shifts": [0, 1, 2]}},
+    build=build, options=Options, example={"pattern": {"name": "blockwise", "block": 2, "shifts": [0, 1, 2]}},
     traits=Traits(
         causality="X",
         horizon="(largest shift + 1) block - 1",
@@ -81,7 +76,6 @@ SPEC = Spec(
         causal_form="a fixed number of blocks back in place of a permutation, which may map to the future; blocks are "
         "anchored to the episode; a token sees itself, and its own block while there is no block so far back",
     ),
-    offers=(Feature.REACH, Feature.HEAD_PATTERNS),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH, Feature.HEAD_PATTERNS), needs=(Feature.PATTERNS,),
     formula="head h: softmax over s <= t with floor(s / block) = floor(t / block) - shifts[h], and s = t",
-)
+)  # fmt: skip

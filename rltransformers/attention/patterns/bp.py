@@ -179,14 +179,9 @@ class BinaryPartition(Chooser):
 
 
 SPEC = Spec(
-    id="A15",
-    name="bp",
-    axis="pattern",
-    paper="Ye et al. 2019, arXiv 1911.04070",
+    id="A15", name="bp", axis="pattern", paper="Ye et al. 2019, arXiv 1911.04070",
     summary="Every token sees `neighbors` tokens, then as many nodes of each level of a binary tree over the episode.",
-    build=BinaryPartition,
-    options=Options,
-    example={"pattern": {"name": "bp", "neighbors": 2}},
+    build=BinaryPartition, options=Options, example={"pattern": {"name": "bp", "neighbors": 2}},
     traits=Traits(
         family="SEL",
         horizon="memory",
@@ -194,8 +189,7 @@ SPEC = Spec(
         causal_form="left context only; a node is made of its leaves' keys and values by a learned query instead of "
         "being a token with layers of its own; it is seen when the memory holds all of its leaves",
     ),
-    offers=(Feature.REACH, Feature.CHOICE),
-    needs=(Feature.PATTERNS, Feature.PRODUCTS),
+    offers=(Feature.REACH, Feature.CHOICE), needs=(Feature.PATTERNS, Feature.PRODUCTS),
     refuses=(Refusal(Feature.HEAD_PATTERNS, "its tree serves all heads alike"),),
     formula="s, then `neighbors` nodes of every level of the tree to the left of t; spans tile 0 ... p_t - 1",
-)
+)  # fmt: skip

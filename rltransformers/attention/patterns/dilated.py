@@ -39,16 +39,11 @@ def build(dims: Dims, options: Options) -> Reach:
 
 
 SPEC = Spec(
-    id="A3",
-    name="dilated",
-    axis="pattern",
+    id="A3", name="dilated", axis="pattern",
     paper="Beltagy et al. 2020, arXiv 2004.05150; Child et al. 2019, arXiv 1904.10509",
     summary="Every token sees `window` steps, `dilation` apart.",
-    build=build,
-    options=Options,
-    example={"pattern": {"name": "dilated", "window": 3, "dilation": 2}},
+    build=build, options=Options, example={"pattern": {"name": "dilated", "window": 3, "dilation": 2}},
     traits=Traits(horizon="(window - 1) dilation", state="(window-1) dilation D"),
-    offers=(Feature.REACH,),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="0 <= d < window dilation and d mod dilation = 0",
-)
+)  # fmt: skip

@@ -122,14 +122,9 @@ class GlobalBlocks(Chooser):
 
 
 SPEC = Spec(
-    id="A13",
-    name="etc",
-    axis="pattern",
-    paper="Ainslie et al. 2020, arXiv 2004.08483, section 3",
+    id="A13", name="etc", axis="pattern", paper="Ainslie et al. 2020, arXiv 2004.08483, section 3",
     summary="Every token sees the newest `window` steps and one global token for each completed block before its own.",
-    build=GlobalBlocks,
-    options=Options,
-    example={"pattern": {"name": "etc", "window": 3, "block": 2, "globals": 1}},
+    build=GlobalBlocks, options=Options, example={"pattern": {"name": "etc", "window": 3, "block": 2, "globals": 1}},
     traits=Traits(
         causality="X",
         family="SEL",
@@ -140,10 +135,9 @@ SPEC = Spec(
         "of being a token with layers of its own; the globals inside it are made of their own blocks alone; no "
         "contrastive pretraining",
     ),
-    offers=(Feature.REACH, Feature.CHOICE),
-    needs=(Feature.PATTERNS, Feature.PRODUCTS),
+    offers=(Feature.REACH, Feature.CHOICE), needs=(Feature.PATTERNS, Feature.PRODUCTS),
     refuses=(Refusal(Feature.HEAD_PATTERNS, "its globals serve all heads alike"),),
     formula="one softmax over {0 <= d < window} and {g_m : m < block(t)}, l_tm = q_t (k_m + a[block(t) - m]) / sqrt(Dh)"
     "; (k_m, v_m) = softmax over [block m; (k'_j, v'_j), m - globals <= j < m] by a learned query c_h, with "
     "c_h (k_s + b) / sqrt(Dh) and c_h (k'_j + e[m - j]) / sqrt(Dh); (k'_j, v'_j) = softmax over [block j] by c_h",
-)
+)  # fmt: skip

@@ -23,14 +23,10 @@ def build(dims: Dims, options: Options) -> Reach:
 
 
 SPEC = Spec(
-    id="A1",
-    name="global",
-    axis="pattern",
+    id="A1", name="global", axis="pattern",
     paper="survey Lin et al. 2021, arXiv 2106.04554, section 4.1.1; Ainslie et al. 2020, arXiv 2004.08483",
     summary="Every token sees its own step and the first `sinks` tokens of the episode, nothing else.",
-    build=build,
-    options=Options,
-    example={"pattern": {"name": "global", "sinks": 3}},
+    build=build, options=Options, example={"pattern": {"name": "global", "sinks": 3}},
     traits=Traits(
         causality="X",
         horizon="episode (sinks)",
@@ -38,7 +34,6 @@ SPEC = Spec(
         causal_form="global tokens are the first of the episode, and see no later ones; those outside the own step "
         "count as just outside it",
     ),
-    offers=(Feature.REACH,),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="softmax over s < sinks, s <= t, and s = t",
-)
+)  # fmt: skip

@@ -26,20 +26,15 @@ def build(dims: Dims, options: Options) -> Blocks:
 
 
 SPEC = Spec(
-    id="A6",
-    name="image_1d",
-    axis="pattern",
+    id="A6", name="image_1d", axis="pattern",
     paper="Parmar et al. 2018, arXiv 1802.05751, section 3.3, 1D local attention",
     summary="Every token sees its own block of `block` steps and the `before` steps in front of the block.",
-    build=build,
-    options=Options,
-    example={"pattern": {"name": "image_1d", "block": 3, "before": 2}},
+    build=build, options=Options, example={"pattern": {"name": "image_1d", "block": 3, "before": 2}},
     traits=Traits(
         horizon="block + before - 1",
         state="(block + before - 1) D",
         causal_form="blocks are anchored to the episode",
     ),
-    offers=(Feature.REACH,),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="softmax over s <= t with s >= block floor(t / block) - before",
-)
+)  # fmt: skip

@@ -64,13 +64,10 @@ def build(dims: Dims, options: Options) -> Reach:
 
 
 SPEC = Spec(
-    id="A7",
-    name="image_2d",
-    axis="pattern",
+    id="A7", name="image_2d", axis="pattern",
     paper="Parmar et al. 2018, arXiv 1802.05751, section 3.3, 2D local attention",
     summary="The episode is written on a grid; a token sees the rectangle around its block, as far as it came before.",
-    build=build,
-    options=Options,
+    build=build, options=Options,
     example={"memory": 11, "pattern": {"name": "image_2d", "width": 3, "rows": 2, "columns": 2, "above": 1}},
     traits=Traits(
         horizon="(rows + above) width - 1",
@@ -78,8 +75,7 @@ SPEC = Spec(
         causal_form="tokens come row by row, there block by block; so a token sees no block beside its own that is "
         "written later; the grid is anchored to the episode",
     ),
-    offers=(Feature.REACH,),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="softmax over s <= t in rows >= R - above and columns C - beside ... C + columns + beside - 1, "
     "(R, C) the first row and column of t's block",
-)
+)  # fmt: skip

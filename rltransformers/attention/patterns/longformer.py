@@ -34,14 +34,9 @@ def build(dims: Dims, options: Options) -> Reach:
 
 
 SPEC = Spec(
-    id="A12",
-    name="longformer",
-    axis="pattern",
-    paper="Beltagy et al. 2020, arXiv 2004.05150",
+    id="A12", name="longformer", axis="pattern", paper="Beltagy et al. 2020, arXiv 2004.05150",
     summary="Window plus the first `sinks` tokens of the episode.",
-    build=build,
-    options=Options,
-    example={"pattern": {"name": "longformer", "window": 3, "sinks": 2}},
+    build=build, options=Options, example={"pattern": {"name": "longformer", "window": 3, "sinks": 2}},
     traits=Traits(
         causality="X",
         horizon="episode (sinks)",
@@ -49,7 +44,6 @@ SPEC = Spec(
         causal_form="global tokens are the first of the episode and are keys only; projections are not separate; "
         "relative positions see first tokens outside the window at its edge, `window` steps away",
     ),
-    offers=(Feature.REACH,),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="0 <= d < window, or p_s < sinks",
-)
+)  # fmt: skip

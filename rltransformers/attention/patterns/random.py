@@ -33,14 +33,9 @@ def build(dims: Dims, options: Options) -> Reach:
 
 
 SPEC = Spec(
-    id="A4",
-    name="random",
-    axis="pattern",
-    paper="Zaheer et al. 2020, arXiv 2007.14062, section 2",
+    id="A4", name="random", axis="pattern", paper="Zaheer et al. 2020, arXiv 2007.14062, section 2",
     summary="Every token sees its own block of `block` steps and `count` earlier ones, drawn once for all.",
-    build=build,
-    options=Options,
-    example={"pattern": {"name": "random", "count": 2}},
+    build=build, options=Options, example={"pattern": {"name": "random", "count": 2}},
     traits=Traits(
         causality="C*",
         horizon="memory",
@@ -48,7 +43,6 @@ SPEC = Spec(
         causal_form="drawn without replacement from the blocks that the memory holds wholly, by a hash of seed, layer, "
         "head and the number of the block in the episode",
     ),
-    offers=(Feature.REACH, Feature.HEAD_PATTERNS),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH, Feature.HEAD_PATTERNS), needs=(Feature.PATTERNS,),
     formula="softmax over s <= t with b(s) = b(t) or b(s) in draws(seed, layer, head, b(t)), b(t) = floor(t / block)",
-)
+)  # fmt: skip

@@ -66,20 +66,14 @@ def build(dims: Dims, options: Options) -> Reach:
 
 
 SPEC = Spec(
-    id="A9",
-    name="sparse_fixed",
-    axis="pattern",
-    paper="Child et al. 2019, arXiv 1904.10509, section 4.2",
+    id="A9", name="sparse_fixed", axis="pattern", paper="Child et al. 2019, arXiv 1904.10509, section 4.2",
     summary="Every token sees its own block of `block` steps and the last `summary` steps of every earlier one.",
-    build=build,
-    options=Options,
-    example={"pattern": {"name": "sparse_fixed", "block": 3}},
+    build=build, options=Options, example={"pattern": {"name": "sparse_fixed", "block": 3}},
     traits=Traits(
         horizon="memory",
         state="memory D",
         causal_form="blocks are anchored to the episode; the summary alone shows a token its own step, too",
     ),
-    offers=(Feature.REACH,),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="softmax over s <= t with floor(s / block) = floor(t / block) or s mod block >= block - summary",
-)
+)  # fmt: skip

@@ -47,21 +47,15 @@ def build(dims: Dims, options: Options) -> Reach:
 
 
 SPEC = Spec(
-    id="A8",
-    name="sparse_strided",
-    axis="pattern",
-    paper="Child et al. 2019, arXiv 1904.10509, section 4.2",
+    id="A8", name="sparse_strided", axis="pattern", paper="Child et al. 2019, arXiv 1904.10509, section 4.2",
     summary="Every token sees the `stride` steps before it and every `stride`-th one further back.",
-    build=build,
-    options=Options,
-    example={"pattern": {"name": "sparse_strided", "stride": 2}},
+    build=build, options=Options, example={"pattern": {"name": "sparse_strided", "stride": 2}},
     traits=Traits(
         horizon="memory",
         state="memory D",
         causal_form="the local part is that of the paper, `stride` steps besides the token's own; in OpenAI's masks "
         "one step less",
     ),
-    offers=(Feature.REACH,),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="softmax over d >= 0 with d <= stride (local) or d mod stride = 0 (strided)",
-)
+)  # fmt: skip

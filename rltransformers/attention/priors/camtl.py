@@ -77,13 +77,10 @@ class ConditionalBlocks(Part):
 
 
 SPEC = Spec(
-    id="B6",
-    name="camtl",
-    axis="prior",
+    id="B6", name="camtl", axis="prior",
     paper="Pilault et al. 2021, arXiv 2009.09139, section 2.1; Perez et al. 2018, arXiv 1709.07871",
     summary="Adds learned scores between tokens of one block, scaled and shifted by what the task of the episode is.",
-    build=ConditionalBlocks,
-    options=Options,
+    build=ConditionalBlocks, options=Options,
     example={"prior": {"name": "camtl", "tasks": 3, "task": 0, "size": 4, "blocks": 2, "block": 3}},
     traits=Traits(
         causality="C*",
@@ -93,4 +90,4 @@ SPEC = Spec(
     ),
     needs=(Feature.SCORES,),
     formula="l_ts += (1 + gamma_c(z)) A_j[p_t mod n, c] + beta_c(z) where c = p_s mod n, j = p_t // n = p_s // n",
-)
+)  # fmt: skip

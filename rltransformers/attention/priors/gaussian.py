@@ -25,12 +25,9 @@ class Gaussian(Part):
 
 
 SPEC = Spec(
-    id="B2",
-    name="gaussian_transformer",
-    axis="prior",
-    paper="Guo et al. 2019, AAAI",
+    id="B2", name="gaussian_transformer", axis="prior", paper="Guo et al. 2019, AAAI",
     summary="Subtracts a learned quadratic function of the distance from the scores.",
     build=Gaussian,
     needs=(Feature.SCORES,),
     formula="l_ts - |w d^2 + b|, w >= 0, b <= 0 per head",
-)
+)  # fmt: skip

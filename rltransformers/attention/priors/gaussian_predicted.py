@@ -67,13 +67,9 @@ class PredictedGaussian(Part):
 
 
 SPEC = Spec(
-    id="B1",
-    name="gaussian_predicted",
-    axis="prior",
-    paper="Yang et al. 2018, arXiv 1810.10182, equations 4-8",
+    id="B1", name="gaussian_predicted", axis="prior", paper="Yang et al. 2018, arXiv 1810.10182, equations 4-8",
     summary="Every query predicts the distance at which it looks and how widely, and scores fall off from there.",
-    build=PredictedGaussian,
-    options=Options,
+    build=PredictedGaussian, options=Options,
     traits=Traits(
         causality="C*",
         family="EXPL",
@@ -83,4 +79,4 @@ SPEC = Spec(
     needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts += -(d - P_t)^2 / (2 sd_t^2), P_t = n_t sigm(u_p h_t), sd_t = max(1/2, n_t sigm(u_d h_t) / 2), "
     "h_t = tanh(W q_t)",
-)
+)  # fmt: skip

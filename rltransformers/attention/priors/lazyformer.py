@@ -28,19 +28,13 @@ class Lazy(Part):
 
 
 SPEC = Spec(
-    id="B5",
-    name="lazyformer",
-    axis="prior",
-    paper="Ying et al. 2021, arXiv 2102.12702",
+    id="B5", name="lazyformer", axis="prior", paper="Ying et al. 2021, arXiv 2102.12702",
     summary="Only the first layer of a group has queries and keys; the others read their own values with its weights.",
-    build=Lazy,
-    options=Options,
-    example={"prior": "lazyformer", "layers": 3},
+    build=Lazy, options=Options, example={"prior": "lazyformer", "layers": 3},
     traits=Traits(
         family="EXPL", state="memory kv_heads Dv in place of keys and values (acting, but the first of a group)"
     ),
-    offers=(Feature.CARRY, Feature.MIXED_LAYERS),
-    needs=(Feature.LOGITS, Feature.PRODUCTS),
+    offers=(Feature.CARRY, Feature.MIXED_LAYERS), needs=(Feature.LOGITS, Feature.PRODUCTS),
     refuses=(
         Refusal(Feature.MIXED_KEYS, "the weights of the first layer of a group must be about the same keys"),
         Refusal(Feature.HALTING, "a token that halts hands nothing on to the layers above"),
@@ -48,4 +42,4 @@ SPEC = Spec(
         Refusal(Feature.STORE, "the layer that reads the store may have no queries"),
     ),
     formula="a^l = a^(l - l mod group), o^l_t = sum_s a^l_ts v^l_s",
-)
+)  # fmt: skip

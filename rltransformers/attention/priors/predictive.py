@@ -83,14 +83,10 @@ class Predictive(Part):
 
 
 SPEC = Spec(
-    id="B3",
-    name="predictive",
-    axis="prior",
+    id="B3", name="predictive", axis="prior",
     paper="Wang et al. 2020, Predictive Attention Transformer, a submission to ICLR 2021",
     summary="Mixes the logits with those of the layer below, which a convolution over queries, keys and heads evolves.",
-    build=Predictive,
-    options=Options,
-    example={"prior": "predictive", "layers": 3},
+    build=Predictive, options=Options, example={"prior": "predictive", "layers": 3},
     traits=Traits(
         causality="X",
         family="EXPL",
@@ -100,8 +96,7 @@ SPEC = Spec(
         "the layer below alone is convolved, where the later version (arXiv 2102.12895) and its code convolve its "
         "mixture with the own logits, with a ReLU behind it, and mix once more",
     ),
-    offers=(Feature.CARRY, Feature.MIXED_LAYERS),
-    needs=(Feature.LOGITS,),
+    offers=(Feature.CARRY, Feature.MIXED_LAYERS), needs=(Feature.LOGITS,),
     refuses=(
         Refusal(Feature.MIXED_KEYS, "the logits of the previous layer must be about the same keys"),
         Refusal(Feature.HALTING, "a token that halts hands nothing on to the layers above"),
@@ -109,4 +104,4 @@ SPEC = Spec(
         Refusal(Feature.NO_MEMORY, "it keeps logits of its own, so that memory 0 does not make the layers memoryless"),
     ),
     formula="l^n = alpha own^n + (1 - alpha) Conv3x3(l^(n-1) where visible, else 0)",
-)
+)  # fmt: skip

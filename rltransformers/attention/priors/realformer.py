@@ -21,19 +21,14 @@ class RealFormer(Part):
 
 
 SPEC = Spec(
-    id="B4",
-    name="realformer",
-    axis="prior",
-    paper="He et al. 2021, arXiv 2012.11747",
+    id="B4", name="realformer", axis="prior", paper="He et al. 2021, arXiv 2012.11747",
     summary="Adds the previous layer's unmasked logits.",
-    build=RealFormer,
-    example={"prior": "realformer", "layers": 3},
+    build=RealFormer, example={"prior": "realformer", "layers": 3},
     traits=Traits(family="EXPL"),
-    offers=(Feature.CARRY,),
-    needs=(Feature.LOGITS,),
+    offers=(Feature.CARRY,), needs=(Feature.LOGITS,),
     refuses=(
         Refusal(Feature.MIXED_KEYS, "the logits of the previous layer must be about the same keys"),
         Refusal(Feature.HALTING, "a halted token takes no step, so the next one finds no logits of it"),
     ),
     formula="l^n = own l^n + l^(n-1), before the mask",
-)
+)  # fmt: skip

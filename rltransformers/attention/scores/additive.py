@@ -84,13 +84,9 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
 
 
 SPEC = Spec(
-    id="S2",
-    name="additive",
-    axis="mixer",
-    paper="Velickovic et al. 2018, arXiv 1710.10903, equations 1 to 5",
+    id="S2", name="additive", axis="mixer", paper="Velickovic et al. 2018, arXiv 1710.10903, equations 1 to 5",
     summary="A score is one number of the query plus one of the key behind a LeakyReLU; what is compared is also read.",
-    build=build,
-    options=Options,
+    build=build, options=Options,
     traits=Traits(
         causality="C*",
         family="EXPL",
@@ -104,4 +100,4 @@ SPEC = Spec(
     ),
     refuses=(Refusal(Feature.SHARED_KEYS, "one projection of every head is its query, its key and its value"),),
     formula="z = W h; o_t = sum_s softmax_s(LeakyReLU(a1 z_t + a2 z_s)) z_s",
-)
+)  # fmt: skip

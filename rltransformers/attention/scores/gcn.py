@@ -16,10 +16,7 @@ def build(dims: Dims, plan: Plan, options: NoOptions) -> Attention:
 
 
 SPEC = Spec(
-    id="A18",
-    name="gcn",
-    axis="mixer",
-    paper="Kipf & Welling 2017, arXiv 1609.02907, equation 2",
+    id="A18", name="gcn", axis="mixer", paper="Kipf & Welling 2017, arXiv 1609.02907, equation 2",
     summary="The mean of the values of all tokens that the pattern shows; with `adjacency`, of neighbors in a graph.",
     build=build,
     example={"mixer": "gcn", "pattern": {"name": "adjacency", "offsets": [1, 4], "edges": [[3, 0], [5, 2]]}},
@@ -33,4 +30,4 @@ SPEC = Spec(
     ),
     offers=(*EXPLICIT, Feature.TIES),
     formula="o_t = sum_s v_s / (number of the s), over the s <= t that the pattern allows",
-)
+)  # fmt: skip

@@ -58,13 +58,9 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
 
 
 SPEC = Spec(
-    id="B8",
-    name="hard_gaussian",
-    axis="mixer",
-    paper="You et al. 2020, arXiv 2005.00742, section 3",
+    id="B8", name="hard_gaussian", axis="mixer", paper="You et al. 2020, arXiv 2005.00742, section 3",
     summary="Fixed weights: a Gaussian around the token itself or the one before, head by head; no queries, no keys.",
-    build=build,
-    options=Options,
+    build=build, options=Options,
     traits=Traits(
         family="VAL",
         horizon="ceil(4 deviation) + 1",
@@ -73,4 +69,4 @@ SPEC = Spec(
     ),
     offers=(*EXPLICIT, Feature.TIES),
     formula="o_t = sum_s a_ts v_s with a_ts ~ exp(-(d - place_h)^2 / (2 deviation^2)), place_h = 0 or 1",
-)
+)  # fmt: skip

@@ -101,14 +101,9 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
 
 
 SPEC = Spec(
-    id="S1",
-    name="hopfield",
-    axis="mixer",
-    paper="Ramsauer et al. 2020, arXiv 2008.02217, equations 3 and 10",
+    id="S1", name="hopfield", axis="mixer", paper="Ramsauer et al. 2020, arXiv 2008.02217, equations 3 and 10",
     summary="Queries move to a mean of the keys that they resemble, up to three times, before they read the values.",
-    build=build,
-    options=Options,
-    example={"mixer": {"name": "hopfield", "updates": 2}},
+    build=build, options=Options, example={"mixer": {"name": "hopfield", "updates": 2}},
     traits=Traits(
         causality="C*",
         family="EXPL",
@@ -118,4 +113,4 @@ SPEC = Spec(
     ),
     offers=SOFTMAX.offers,
     formula="xi = q_t; updates times: xi <- sum_s softmax_s(beta xi k_s) k_s; o_t = sum_s softmax_s(beta xi k_s) v_s",
-)
+)  # fmt: skip

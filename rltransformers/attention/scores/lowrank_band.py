@@ -92,14 +92,10 @@ NOT_OF_NARROW = Feature.SLOTS, Feature.RETRIEVAL, Feature.COMMON_KEYS, Feature.C
 """Features that heads of different widths cannot offer."""
 
 SPEC = Spec(
-    id="S14",
-    name="lowrank_band",
-    axis="mixer",
+    id="S14", name="lowrank_band", axis="mixer",
     paper="Guo et al. 2019, Low-Rank and Locality Constrained Self-Attention for Sequence Modeling, IEEE/ACM TASLP 27",
     summary="Some heads compare short queries and keys over the whole memory, the others full ones in a band.",
-    build=build,
-    options=Options,
-    example={"mixer": {"name": "lowrank_band", "rank": 2, "window": 3}},
+    build=build, options=Options, example={"mixer": {"name": "lowrank_band", "rank": 2, "window": 3}},
     traits=Traits(
         causality="C*",
         family="EXPL",
@@ -116,4 +112,4 @@ SPEC = Spec(
         Refusal(Feature.TIED_KEYS, "its queries and keys are projections of their own"),
     ),
     formula="narrow heads: softmax_s(q_t k_s / sqrt(r)) over the memory, r < Dh; others the same with Dh, d < w",
-)
+)  # fmt: skip

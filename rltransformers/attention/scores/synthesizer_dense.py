@@ -125,13 +125,10 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
 
 
 SPEC = Spec(
-    id="B9",
-    name="synthesizer_dense",
-    axis="mixer",
+    id="B9", name="synthesizer_dense", axis="mixer",
     paper="Tay et al. 2021, arXiv 2005.00743, sections 3.1, 3.3 and 3.5",
     summary="Every token writes the logits of the distances behind it with a small network; keys have no say in them.",
-    build=build,
-    options=Options,
+    build=build, options=Options,
     traits=Traits(
         causality="C*",
         family="VAL",
@@ -141,4 +138,4 @@ SPEC = Spec(
     ),
     offers=EXPLICIT,
     formula="o_t = sum_s softmax_s(w_t[d]) v_s, w_t = W2 ReLU(W1 h_t + b1) + b2; A[d // b] B[d % b] where factorized",
-)
+)  # fmt: skip

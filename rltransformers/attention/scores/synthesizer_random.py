@@ -76,13 +76,9 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
 
 
 SPEC = Spec(
-    id="B10",
-    name="synthesizer_random",
-    axis="mixer",
-    paper="Tay et al. 2021, arXiv 2005.00743, sections 3.2 and 3.4",
+    id="B10", name="synthesizer_random", axis="mixer", paper="Tay et al. 2021, arXiv 2005.00743, sections 3.2 and 3.4",
     summary="Weights that do not depend on the tokens: a logit per head and distance, learned or as drawn.",
-    build=build,
-    options=Options,
+    build=build, options=Options,
     traits=Traits(
         causality="C*",
         family="VAL",
@@ -92,4 +88,4 @@ SPEC = Spec(
     ),
     offers=EXPLICIT,
     formula="o_t = sum_s softmax_s(r[h, d]) v_s, r = R1 R2 where it has a rank",
-)
+)  # fmt: skip

@@ -127,14 +127,9 @@ class Hashing(Chooser):
 
 
 SPEC = Spec(
-    id="C2",
-    name="lsh",
-    axis="selection",
-    paper="Kitaev et al. 2020, arXiv 2001.04451, section 2",
+    id="C2", name="lsh", axis="selection", paper="Kitaev et al. 2020, arXiv 2001.04451, section 2",
     summary="Each query reads the newest keys that hash as it does; queries and keys are made by one projection.",
-    build=Hashing,
-    options=Options,
-    example={"selection": {"name": "lsh", "rounds": 2, "buckets": 4, "window": 3}},
+    build=Hashing, options=Options, example={"selection": {"name": "lsh", "rounds": 2, "buckets": 4, "window": 3}},
     traits=Traits(
         causality="X",
         family="SEL",
@@ -142,12 +137,11 @@ SPEC = Spec(
         "later tokens; a fixed number of buckets; -5e4 in place of -1e5 for the token itself; products with keys of "
         "length 1 are divided by sqrt(Dh), in the authors' code not",
     ),
-    offers=(Feature.SELECTION, Feature.TIED_KEYS),
-    needs=(Feature.LOGITS, Feature.PRODUCTS),
+    offers=(Feature.SELECTION, Feature.TIED_KEYS), needs=(Feature.LOGITS, Feature.PRODUCTS),
     refuses=(
         Refusal(Feature.CARRY, "a query has logits for the keys of its buckets only, other ones in every layer"),
         Refusal(Feature.CHOICE, "hashes choose the keys of a query themselves"),
     ),
     formula="h(x) = argmax [x R; -x R]; a_t = softmax of q_t k_s / sqrt(Dh) over the newest `window` s of every round "
     "with h(k_s) = h(q_t), k_s = q_s / |q_s|",
-)
+)  # fmt: skip

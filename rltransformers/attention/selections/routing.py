@@ -104,14 +104,9 @@ class Routing(OnlineMeans, Chooser):
 
 
 SPEC = Spec(
-    id="C3",
-    name="routing",
-    axis="selection",
-    paper="Roy et al. 2021, arXiv 2003.05997",
+    id="C3", name="routing", axis="selection", paper="Roy et al. 2021, arXiv 2003.05997",
     summary="Each query reads the newest keys of its cluster; clusters are learned by online k-means.",
-    build=Routing,
-    options=Options,
-    example={"selection": {"name": "routing", "clusters": 2, "window": 3}},
+    build=Routing, options=Options, example={"selection": {"name": "routing", "clusters": 2, "window": 3}},
     traits=Traits(
         causality="X",
         family="SEL",
@@ -120,12 +115,10 @@ SPEC = Spec(
         "collecting and learning and return to the sphere; products are divided by sqrt(Dh), which the authors' code "
         "takes out again when it normalizes queries",
     ),
-    offers=(Feature.SELECTION,),
-    needs=(Feature.LOGITS, Feature.PRODUCTS),
+    offers=(Feature.SELECTION,), needs=(Feature.LOGITS, Feature.PRODUCTS), produces=(Loss("commitment"),),
     refuses=(
         Refusal(Feature.CARRY, "a query has logits for the keys of its cluster only, other ones in every layer"),
         Refusal(Feature.CHOICE, "clusters choose the keys of a query themselves"),
     ),
-    produces=(Loss("commitment"),),
     formula="c(x) = argmax_c x mu_c on the sphere; a_t = softmax over the newest `window` s with c(k_s) = c(q_t)",
-)
+)  # fmt: skip

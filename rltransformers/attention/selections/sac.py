@@ -113,14 +113,9 @@ class EdgePredictor(Chooser):
 
 
 SPEC = Spec(
-    id="C5",
-    name="sac",
-    axis="selection",
-    paper="Li et al. 2020, arXiv 2003.09833, section 3",
+    id="C5", name="sac", axis="selection", paper="Li et al. 2020, arXiv 2003.09833, section 3",
     summary="A small LSTM draws the edges along which a token looks back, one after the other.",
-    build=EdgePredictor,
-    options=Options,
-    example={"selection": {"name": "sac", "edges": 3, "width": 4}},
+    build=EdgePredictor, options=Options, example={"selection": {"name": "sac", "edges": 3, "width": 4}},
     traits=Traits(
         causality="X",
         family="SEL",
@@ -129,8 +124,7 @@ SPEC = Spec(
         "steps in place of samples; the logarithm of an edge's probability is added to its score, which trains the "
         "walk in place of REINFORCE; no distances in the walk",
     ),
-    offers=(Feature.SELECTION,),
-    needs=(Feature.LOGITS, Feature.PRODUCTS),
+    offers=(Feature.SELECTION,), needs=(Feature.LOGITS, Feature.PRODUCTS),
     refuses=(
         Refusal(Feature.CARRY, "a query has logits for its edges only, other ones in every layer"),
         Refusal(Feature.CHOICE, "edges choose the keys of a query themselves"),
@@ -138,4 +132,4 @@ SPEC = Spec(
     ),
     formula="h_0 = tanh(W q_t), s_j = argmax_(s < t, new) h_j y_s, h_(j+1) = LSTM(y_(s_j), h_j); "
     "l_ts_j + log softmax(h_j y)_(s_j), and l_tt",
-)
+)  # fmt: skip

@@ -110,14 +110,9 @@ class Sinkhorn(Chooser):
 
 
 SPEC = Spec(
-    id="C4",
-    name="sinkhorn",
-    axis="selection",
-    paper="Tay et al. 2020, arXiv 2002.11296, section 3",
+    id="C4", name="sinkhorn", axis="selection", paper="Tay et al. 2020, arXiv 2002.11296, section 3",
     summary="Each block of queries reads itself and a learned mixture of the blocks before it.",
-    build=Sinkhorn,
-    options=Options,
-    example={"selection": {"name": "sinkhorn", "block": 3}},
+    build=Sinkhorn, options=Options, example={"selection": {"name": "sinkhorn", "block": 3}},
     traits=Traits(
         causality="X",
         family="SEL",
@@ -134,4 +129,4 @@ SPEC = Spec(
     ),
     formula="R_uw = softmax_(w < u)(psi_u A phi_w / (temperature sqrt(Dh))), K'_u = sum_w R_uw K_w; "
     "one softmax over [K'_u; own block]",
-)
+)  # fmt: skip

@@ -34,17 +34,11 @@ class TopK(Part):
 
 
 SPEC = Spec(
-    id="C1",
-    name="topk",
-    axis="selection",
-    paper="Gupta et al. 2021, arXiv 2106.06899; survey Lin et al. 2021",
+    id="C1", name="topk", axis="selection", paper="Gupta et al. 2021, arXiv 2106.06899; survey Lin et al. 2021",
     summary="Each query keeps its k largest logits.",
-    build=TopK,
-    options=Options,
-    example={"selection": {"name": "topk", "k": 3}},
+    build=TopK, options=Options, example={"selection": {"name": "topk", "k": 3}},
     traits=Traits(causality="C*", family="SEL"),
-    offers=(Feature.SELECTION,),
-    needs=(Feature.LOGITS,),
+    offers=(Feature.SELECTION,), needs=(Feature.LOGITS,),
     refuses=(Refusal(Feature.TIES, "which of equal scores are the largest depends on the order of the keys"),),
     formula="a_t = softmax over the k largest l_ts",
-)
+)  # fmt: skip

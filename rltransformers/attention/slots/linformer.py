@@ -98,14 +98,9 @@ def build(dims: Dims, plan: Plan, options: Options) -> SlotAttention:
 
 
 SPEC = Spec(
-    id="S8",
-    name="linformer",
-    axis="mixer",
-    paper="Wang et al. 2020, arXiv 2006.04768, equation 7",
+    id="S8", name="linformer", axis="mixer", paper="Wang et al. 2020, arXiv 2006.04768, equation 7",
     summary="Completed blocks are read through a few projected keys and values, the tokens behind them directly.",
-    build=build,
-    options=Options,
-    example={"mixer": {"name": "linformer", "block": 4, "slots": 2, "blocks": 1}},
+    build=build, options=Options, example={"mixer": {"name": "linformer", "block": 4, "slots": 2, "blocks": 1}},
     traits=Traits(
         causality="X",
         family="SLOT",
@@ -115,4 +110,4 @@ SPEC = Spec(
     ),
     offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS),
     formula="o_t = softmax(q_t [E K_m ...; K_tail] / sqrt(Dh)) [F V_m ...; V_tail], E, F [slots, block]",
-)
+)  # fmt: skip

@@ -40,14 +40,9 @@ def build(dims: Dims, plan: Plan, options: Options) -> SlotAttention:
 
 
 SPEC = Spec(
-    id="S7",
-    name="memory_compressed",
-    axis="mixer",
-    paper="Liu et al. 2018, arXiv 1801.10198, section 4.2.3",
+    id="S7", name="memory_compressed", axis="mixer", paper="Liu et al. 2018, arXiv 1801.10198, section 4.2.3",
     summary="Completed blocks are read through one convolved key and value each, the tokens behind them directly.",
-    build=build,
-    options=Options,
-    example={"mixer": {"name": "memory_compressed", "blocks": 1}},
+    build=build, options=Options, example={"mixer": {"name": "memory_compressed", "blocks": 1}},
     traits=Traits(
         causality="X",
         family="SLOT",
@@ -57,4 +52,4 @@ SPEC = Spec(
     ),
     offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS),
     formula="o_t = softmax(q_t [K'; K_tail] / sqrt(Dh)) [V'; V_tail], K'_m = sum_j W_j k_(m b + j) of completed blocks",
-)
+)  # fmt: skip

@@ -209,13 +209,9 @@ def fits(options: Options, memory: int, least: int) -> bool:
 
 
 SPEC = Spec(
-    id="S11",
-    name="poolingformer",
-    axis="mixer",
-    paper="Zhang et al. 2021, arXiv 2105.04371",
+    id="S11", name="poolingformer", axis="mixer", paper="Zhang et al. 2021, arXiv 2105.04371",
     summary="Attention in a short window, then of its outputs to pooled ones in a longer window.",
-    build=build,
-    options=Options,
+    build=build, options=Options,
     example={"mixer": {"name": "poolingformer", "window": 2, "reach": 5, "kernel": 3, "stride": 2}},
     traits=Traits(
         causality="X",
@@ -227,4 +223,4 @@ SPEC = Spec(
     ),
     offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS),
     formula="o_t = y_t + z_t, y = band attention, z_t = softmax(q'_t K'' / sqrt(Dh)) V'', K'', V'' pooled K', V' of y",
-)
+)  # fmt: skip

@@ -46,16 +46,10 @@ class AdaptiveSpan(Span):
 
 
 SPEC = Spec(
-    id="SP1",
-    name="adaptive",
-    axis="span",
-    paper="Sukhbaatar et al. 2019, arXiv 1905.07799",
+    id="SP1", name="adaptive", axis="span", paper="Sukhbaatar et al. 2019, arXiv 1905.07799",
     summary="Each head learns how many tokens back it looks.",
-    build=AdaptiveSpan,
-    options=Options,
-    example={"span": {"name": "adaptive", "ramp": 2.0, "initial": 0.3}},
+    build=AdaptiveSpan, options=Options, example={"span": {"name": "adaptive", "ramp": 2.0, "initial": 0.3}},
     traits=Traits(family="EXPL"),
-    needs=(Feature.SCORES,),
-    produces=(Loss("span"),),
+    needs=(Feature.SCORES,), produces=(Loss("span"),),
     formula="a_ts <- m(d) a_ts / sum_s m(d) a_ts, m(d) = clip((R + z_h - d) / R, 0, 1)",
-)
+)  # fmt: skip

@@ -46,16 +46,10 @@ class DynamicSpan(Span):
 
 
 SPEC = Spec(
-    id="SP2",
-    name="adaptive_dynamic",
-    axis="span",
-    paper="Sukhbaatar et al. 2019, arXiv 1905.07799, section 2.2",
+    id="SP2", name="adaptive_dynamic", axis="span", paper="Sukhbaatar et al. 2019, arXiv 1905.07799, section 2.2",
     summary="Each token predicts how far each head looks.",
-    build=DynamicSpan,
-    options=Options,
-    example={"span": {"name": "adaptive_dynamic", "ramp": 2.0, "bias": 0.0}},
+    build=DynamicSpan, options=Options, example={"span": {"name": "adaptive_dynamic", "ramp": 2.0, "bias": 0.0}},
     traits=Traits(family="EXPL"),
-    needs=(Feature.SCORES,),
-    produces=(Loss("span"),),
+    needs=(Feature.SCORES,), produces=(Loss("span"),),
     formula="as adaptive, with z_t = S sigmoid(v_h x_t + b_h)",
-)
+)  # fmt: skip

@@ -31,21 +31,16 @@ class MultiScale(Part):
 
 
 SPEC = Spec(
-    id="SP3",
-    name="multi_scale",
-    axis="span",
+    id="SP3", name="multi_scale", axis="span",
     paper="Guo et al. 2020, Multi-Scale Self-Attention for Text Classification, AAAI, arXiv 1912.00544",
     summary="Each head has a window of its own, fixed: the `windows` in turn; a list gives layers their scales.",
-    build=MultiScale,
-    options=Options,
-    example={"span": {"name": "multi_scale", "windows": [1, 3, 5]}},
+    build=MultiScale, options=Options, example={"span": {"name": "multi_scale", "windows": [1, 3, 5]}},
     traits=Traits(
         family="EXPL",
         horizon="largest window - 1",
         state="(largest window - 1) D",
         causal_form="windows look back only; first tokens that a pattern keeps stay visible",
     ),
-    offers=(Feature.REACH, Feature.HEAD_PATTERNS),
-    needs=(Feature.PATTERNS,),
+    offers=(Feature.REACH, Feature.HEAD_PATTERNS), needs=(Feature.PATTERNS,),
     formula="head h: softmax over s <= t with t - s < windows[h]",
-)
+)  # fmt: skip
