@@ -206,7 +206,7 @@ class Columns:
 
     Attributes:
         mask: 0, or the shift of its place, where a key is seen, minus infinity elsewhere.
-        listed: the distances for which scores are computed.
+        listed: the distances for which scores are computed, 0 .. L - 1 in any order.
         index: per group, where its keys find their distance in ``listed``: [T, N], [B, T, N] or [B, H, T, N]; None for
             keys that are listed as they lie.
         contiguous: number of key rows where there are no others and they are contiguous in time, else 0.
@@ -244,11 +244,6 @@ class Columns:
                 own = scores.expand(batch, -1, time, -1)
                 groups.append(own.gather(-1, index.expand(batch, heads, -1, -1)))
         return groups
-
-    @property
-    def length(self) -> int:
-        """L, where 0 .. L - 1 are the listed distances in any order."""
-        return self.listed.shape[0]
 
     def distances(self) -> list[Int[Tensor, "b h T N"]]:
         """Distance of every key, group by group; 0 for keys of the future."""
@@ -392,5 +387,5 @@ def build_full(dims: Dims, options: NoOptions) -> Reach:
 FULL = Spec(
     "A0", "full", "pattern", "Vaswani et al. 2017, arXiv 1706.03762",
     "Every token sees all of its episode that the memory holds.", build_full,
-    example={"pattern": "full"}, traits=Traits(horizon="memory"), formula="0 <= d <= memory",
+    traits=Traits(horizon="memory"), formula="0 <= d <= memory",
 )  # fmt: skip

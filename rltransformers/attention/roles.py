@@ -13,6 +13,7 @@ below); the mask of pattern and episode; changes of the masked logits (selection
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.attention.reach import Columns, Pattern, Reach
-from rltransformers.core.spec import NoOptions, Spec
+from rltransformers.core.spec import Spec
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import At, Place, Rows
 from rltransformers.mixers.interface import Dims
@@ -84,6 +85,9 @@ class Part(nn.Module):
     takes_weights = False
     group = 1
 
+    def __init__(self, dims: Dims | None = None, options: Any = None) -> None:
+        super().__init__()
+
     def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L H"]:
         """Additive scores of the distances under today's weights, in the dtype of ``like``."""
         raise NotImplementedError("a part that scores distances defines of_distances")
@@ -131,15 +135,7 @@ class Part(nn.Module):
         return pattern
 
 
-def no_part(dims: Dims, options: NoOptions) -> Part:
-    """Build the part that does nothing."""
-    return Part()
-
-
-NO_PRIOR = Spec(
-    "B0", "none", "prior", "-", "Scores are content and position only.", no_part,
-    example={"prior": "none"}, formula="l_ts",
-)  # fmt: skip
+NO_PRIOR = Spec("B0", "none", "prior", "-", "Scores are content and position only.", Part, formula="l_ts")
 
 
 @dataclass(frozen=True)
@@ -156,17 +152,15 @@ class Judged:
 
 
 class Objective:
-    """An auxiliary loss that reads what attention computed; asked only when somebody listens."""
+    """An auxiliary loss that reads what attention computed; asked only when somebody listens.
 
-    @property
-    def name(self) -> str:
-        """Of the loss, as in a config."""
-        raise NotImplementedError("an objective has a name")
+    Attributes:
+        name: of the loss, as in a config.
+        reads_weights: whether weights have to be explicit.
+    """
 
-    @property
-    def reads_weights(self) -> bool:
-        """Whether weights have to be explicit."""
-        return False
+    name: str
+    reads_weights = False
 
     def report(self, value: Judged | Tensor | None, call: Call) -> None:
         """Add a loss to the record: its mean over the valid tokens that the objective counts."""
@@ -185,7 +179,9 @@ class Objective:
         """From what the heads read."""
         return None
 
-    def of_weights(self, weights: Float[Tensor, "B H T S"], columns: Columns, tokens: Tokens) -> Judged | None:
+    def of_weights(
+        self, weights: Float[Tensor, "B H T S"], columns: Columns, tokens: Tokens
+    ) -> Judged | Float[Tensor, "B T"] | None:
         """From the weights of every head."""
         return None
 

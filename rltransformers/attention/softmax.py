@@ -93,7 +93,7 @@ def build(dims: Dims, plan: Plan, options: NoOptions) -> Attention:
 
 SPEC = Spec(
     id="S0", name="softmax", axis="mixer", paper="Vaswani et al. 2017, arXiv 1706.03762, equation 1",
-    summary="Scaled dot products, normalized by a softmax over the window.", build=build, example={"mixer": "softmax"},
+    summary="Scaled dot products, normalized by a softmax over the window.", build=build,
     traits=Traits(family="EXPL", state="memory D (training), memory kv_heads (Dh + Dv) more (acting)", time="T"),
     offers=(
         *(Feature.SCORES, Feature.LOGITS, Feature.PRODUCTS, Feature.CHANNELS, Feature.OUTPUTS, Feature.COMMON_KEYS),

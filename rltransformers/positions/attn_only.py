@@ -29,9 +29,6 @@ class AttentionOnly(Position):
     def code(self, p: Tensor, like: Tensor) -> Tensor:
         return self.codes(p, like)
 
-    def check_places(self, p: Tensor, timestep: Tensor) -> None:
-        self.codes.check_places(p)
-
 
 SPEC = Spec(
     id="P4", name="attn_only", axis="position", paper="Carion et al. 2020, arXiv 2005.12872, figure 10",

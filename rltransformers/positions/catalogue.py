@@ -1,6 +1,6 @@
 """All position encodings by name."""
 
-from rltransformers.core.spec import NoOptions, Spec
+from rltransformers.core.spec import Spec
 from rltransformers.positions import (
     alibi,
     attn_only,
@@ -19,16 +19,10 @@ from rltransformers.positions import (
     untied,
     ut_2d,
 )
-from rltransformers.positions.interface import Position, Sizes
-
-
-def no_position(sizes: Sizes, options: NoOptions) -> Position:
-    """The encoding that does nothing."""
-    return Position()
-
+from rltransformers.positions.interface import Position
 
 NONE = Spec(
-    "P0", "none", "position", "-", "No encoding: order is visible only through the causal mask.", no_position,
+    "P0", "none", "position", "-", "No encoding: order is visible only through the causal mask.", Position,
     formula="x_t",
 )  # fmt: skip
 POSITIONS = {

@@ -34,9 +34,6 @@ class GlobalLabels(Position):
     def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L K"]:
         return self.distances[distance.clamp(max=self.max_distance)]
 
-    def scores(self, q: Float[Tensor, "B H T K"], table: Float[Tensor, "L K"]) -> Float[Tensor, "B H T L"]:
-        return q @ table.T * q.shape[-1] ** -0.5
-
     def label_scores(self, q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T 1"]:
         """The relation of a token to a global one."""
         return (q @ self.label.to(q.dtype) * q.shape[-1] ** -0.5)[..., None]

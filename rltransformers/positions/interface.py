@@ -9,7 +9,7 @@ acting computes it once per change of the weights and not at every step.
 
 from collections.abc import Callable
 from enum import Flag, auto
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from annotated_types import Ge
@@ -80,6 +80,9 @@ class Position(nn.Module):
     common: tuple[str, ...] = ()
     scale: float = 1.0
 
+    def __init__(self, sizes: Sizes | None = None, options: Any = None) -> None:
+        super().__init__()
+
     def share(self, first: "Position") -> None:
         """Take what layers have in common from the instance of the first layer."""
         for name in self.common:
@@ -106,6 +109,9 @@ class Position(nn.Module):
 
     def check_places(self, p: Int[Tensor, "*n"], timestep: Int[Tensor, "*n"]) -> None:
         """Raise DataError unless the encoding has all of these places; looks at data, so it is not traced."""
+        for what, index, rows in (("episode position", p, self.places), ("environment step", timestep, self.timesteps)):
+            if rows is not None:
+                check_table(what, index, rows)
 
     def code(self, p: Int[Tensor, "*n"], like: Tensor) -> Float[Tensor, "*n D"]:
         """CODE: what is added to the normalized inputs that queries and keys are made of, but not values."""
@@ -144,8 +150,11 @@ class Position(nn.Module):
         raise NotImplementedError("an encoding that acts on scores defines of_distances")
 
     def scores(self, q: Float[Tensor, "B H T K"], table: Float[Tensor, "L X"]) -> Float[Tensor, "..."]:
-        """SCORE: what is added to the scores at the distances of ``table``: [B, H, T, L], or [H, L] without queries."""
-        raise NotImplementedError("an encoding that acts on scores defines scores")
+        """SCORE: what is added to the scores at the distances of ``table``: [B, H, T, L], or [H, L] without queries.
+
+        By default X is K: scaled products of queries with vectors that all heads share.
+        """
+        return q @ table.T * q.shape[-1] ** -0.5
 
     def key_vectors(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L H K"]:
         """KEY_SCORE: what keys at distances are multiplied with, in the dtype of ``like``; the products are scores."""
@@ -226,11 +235,6 @@ class Codes(nn.Module):
     def forward(self, p: Int[Tensor, "*n"], like: Tensor) -> Float[Tensor, "*n D"]:
         """Codes of episode positions."""
         return sinusoid(p, self.width, like) if self.table is None else torch.embedding(self.table, p)
-
-    def check_places(self, p: Int[Tensor, "*n"]) -> None:
-        """Raise DataError unless the table is as long as the episode."""
-        if self.table is not None:
-            check_table("episode position", p, len(self.table))
 
 
 def check_table(what: str, index: Int[Tensor, "*n"], rows: int) -> None:

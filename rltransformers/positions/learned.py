@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Size, Spec
-from rltransformers.positions.interface import Acts, Position, Sizes, check_table
+from rltransformers.positions.interface import Acts, Position, Sizes
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,6 @@ class LearnedTable(Position):
 
     def embed(self, x: Tensor, p: Tensor, timestep: Tensor) -> Tensor:
         return x + torch.embedding(self.table.weight, timestep if self.by_timestep else p)
-
-    def check_places(self, p: Tensor, timestep: Tensor) -> None:
-        index = timestep if self.by_timestep else p
-        what = "environment step" if self.by_timestep else "episode position"
-        check_table(what, index, self.table.num_embeddings)
 
 
 class TimestepTable(LearnedTable):

@@ -42,10 +42,6 @@ class Shaw(Position):
     def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
         return self.keys[distance.clamp(max=self.max_distance)]
 
-    def scores(self, q: Tensor, table: Tensor) -> Tensor:
-        """One product per distance, never [T, S, Dh]."""
-        return q @ table.T * q.shape[-1] ** -0.5
-
     def value_table(self, length: int, like: Tensor) -> Tensor:
         assert self.values is not None  # it acts on values
         return self.values[torch.arange(length, device=self.values.device).clamp(max=self.max_distance)]

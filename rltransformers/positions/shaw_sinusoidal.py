@@ -39,10 +39,6 @@ class ShawSinusoidal(Position):
     def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
         return vectors(self.keys, distance, self.head_dim, like)
 
-    def scores(self, q: Tensor, table: Tensor) -> Tensor:
-        """One product per distance, never [T, S, Dh]."""
-        return q @ table.T * q.shape[-1] ** -0.5
-
     def value_table(self, length: int, like: Tensor) -> Tensor:
         return vectors(self.values, torch.arange(length, device=like.device), self.value_dim, like)
 

@@ -13,11 +13,11 @@ class TransformerXLRelative(Position):
 
     acts = Acts.QUERY | Acts.SCORE
 
-    def __init__(self, width: int, heads: int, head_dim: int) -> None:
+    def __init__(self, sizes: Sizes, options: NoOptions) -> None:
         super().__init__()
-        self.content_bias = nn.Parameter(torch.zeros(heads, 1, head_dim))
-        self.position_bias = nn.Parameter(torch.zeros(heads, 1, head_dim))
-        self.project = nn.Linear(width, heads * head_dim, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(sizes.heads, 1, sizes.head_dim))
+        self.position_bias = nn.Parameter(torch.zeros(sizes.heads, 1, sizes.head_dim))
+        self.project = nn.Linear(sizes.width, sizes.heads * sizes.head_dim, bias=False)
 
     def content_query(self, q: Tensor) -> Tensor:
         """q + u."""
@@ -33,14 +33,9 @@ class TransformerXLRelative(Position):
         return head_products(q + self.position_bias, table)
 
 
-def build(sizes: Sizes, options: NoOptions) -> Position:
-    """Build the relative scores of one layer."""
-    return TransformerXLRelative(sizes.width, sizes.heads, sizes.head_dim)
-
-
 SPEC = Spec(
     id="P10", name="trxl", axis="position", paper="Dai et al. 2019, arXiv 1901.02860, section 3.3",
-    summary="Scores content and a projected sinusoid of the distance with separate learned biases.", build=build,
-    example={"position": "trxl"}, acts_at="inside attention", needs=(Feature.SCORES, Feature.PRODUCTS),
+    summary="Scores content and a projected sinusoid of the distance with separate learned biases.",
+    build=TransformerXLRelative, acts_at="inside attention", needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = ((q_t + u) k_s + (q_t + v) W_R PE(d)) / sqrt(Dh)",
 )  # fmt: skip

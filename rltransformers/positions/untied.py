@@ -38,9 +38,6 @@ class Untied(Position):
     def key_channels(self, p: Tensor, like: Tensor) -> Tensor:
         return self.key(self.codes(p, like))
 
-    def check_places(self, p: Tensor, timestep: Tensor) -> None:
-        self.codes.check_places(p)
-
 
 SPEC = Spec(
     id="P5", name="untied", axis="position", paper="Ke et al. 2021, arXiv 2006.15595, equation 7",

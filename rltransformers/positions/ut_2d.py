@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from rltransformers.core.spec import Feature, NoOptions, Spec
-from rltransformers.positions.interface import Acts, Position, Sizes, sinusoid
+from rltransformers.core.spec import Feature, Spec
+from rltransformers.positions.interface import Acts, Position, sinusoid
 
 
 class PositionAndTime(Position):
@@ -14,9 +14,6 @@ class PositionAndTime(Position):
     """
 
     acts = Acts.INPUT | Acts.EVERY_LAYER
-
-    def __init__(self, sizes: Sizes, options: NoOptions) -> None:
-        super().__init__()
 
     def embed(self, x: Tensor, p: Tensor, timestep: Tensor) -> Tensor:
         return x + sinusoid(p, x.shape[-1], x)

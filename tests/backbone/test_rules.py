@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rltransformers.attention.roles import no_part
+from rltransformers.attention.roles import Part
 from rltransformers.backbone import AXES, PLAIN, BackboneConfig, catalogue, rules
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Loss, Refusal, Spec
@@ -17,7 +17,7 @@ from tests.backbone.ways_out import refusal
 
 def prior(**declared: Any) -> Spec:
     """A prior that nobody has seen before."""
-    return Spec("B99", "new", "prior", "-", "Nothing.", no_part, **declared)
+    return Spec("B99", "new", "prior", "-", "Nothing.", Part, **declared)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_shaw_distances_are_clipped_at_the_last_row() -> None:
 
 
 def test_one_vector_on_all_distances_shifts_all_scores_of_a_query_alike() -> None:
-    encoding = trxl.build(sizes(3, heads=2), NoOptions())
+    encoding = trxl.TransformerXLRelative(sizes(3, heads=2), NoOptions())
     q = torch.randn(1, 2, 4, 3)
     scores = encoding.scores(q, encoding.of_distances(torch.arange(5), q))
     matrix = encoding.get_parameter("project.weight")

@@ -1,12 +1,12 @@
 """Independent heads; kv_heads, head_dim and value_dim are plain numbers of the config."""
 
-from rltransformers.attention.roles import no_part
+from rltransformers.attention.roles import Part
 from rltransformers.core.spec import Spec
 
 MHA = Spec(
     id="H0", name="mha", axis="head_mixing", paper="Vaswani et al. 2017, arXiv 1706.03762",
     summary="Independent heads, concatenated and projected.",
-    build=no_part,
+    build=Part,
     formula="y_t = W_O [o_t1; ...; o_tH]",
 )  # fmt: skip
 MQA = Spec(

@@ -6,13 +6,12 @@ Axes: B batch, H heads, T tokens, S keys, V value width.
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from rltransformers.attention.reach import Columns, beside
-from rltransformers.attention.roles import Judged, Objective
+from rltransformers.attention.roles import Objective
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Tokens
 from rltransformers.mixers.interface import Dims
@@ -36,7 +35,7 @@ def by_distance(weights: Float[Tensor, "B H T S"], columns: Columns) -> Float[Te
     if all(index is None or index.dim() < 4 or index.shape[1] == 1 for index in columns.index):
         return weights
     distance = beside(columns.distances()).expand_as(weights)
-    return weights.new_zeros(*weights.shape[:3], columns.length).scatter_add(-1, distance, weights)
+    return weights.new_zeros(*weights.shape[:3], len(columns.listed)).scatter_add(-1, distance, weights)
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,7 @@ class Disagreement(Objective):
 
     def __init__(self, dims: Dims, options: Options) -> None:
         self.on = options.on
-
-    @property
-    def reads_weights(self) -> bool:
-        """Only positions are told by weights."""
-        return self.on == "position"
+        self.reads_weights = options.on == "position"
 
     def of_values(self, values: Float[Tensor, "B G T V"]) -> Tensor | None:
         """Subspaces: the projected values of the tokens themselves."""
@@ -66,11 +61,8 @@ class Disagreement(Objective):
     def of_outputs(self, outputs: Float[Tensor, "B H T V"]) -> Tensor | None:
         return agreement(outputs) if self.on == "output" else None
 
-    def of_weights(self, weights: Float[Tensor, "B H T S"], columns: Columns, tokens: Tokens) -> Judged | None:
-        if self.on != "position":
-            return None
-        found = overlap(by_distance(weights, columns))
-        return Judged(found[:, None], torch.ones_like(found, dtype=torch.bool)[:, None])
+    def of_weights(self, weights: Float[Tensor, "B H T S"], columns: Columns, tokens: Tokens) -> Tensor | None:
+        return overlap(by_distance(weights, columns)) if self.on == "position" else None
 
 
 SPEC = Spec(

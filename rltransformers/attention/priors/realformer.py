@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from rltransformers.attention.roles import HandUp, Part, Stage, View
-from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
-from rltransformers.mixers.interface import Dims
+from rltransformers.core.spec import Feature, Refusal, Spec, Traits
 
 
 class RealFormer(Part):
@@ -12,9 +11,6 @@ class RealFormer(Part):
 
     stages = Stage.LOGITS
     hands = HandUp.LOGITS
-
-    def __init__(self, dims: Dims, options: NoOptions) -> None:
-        super().__init__()
 
     def logits(self, logits: Tensor, view: View) -> Tensor:
         return logits if view.below is None else logits + view.below

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rltransformers.attention.reach import window_distance
-from rltransformers.attention.roles import no_part
+from rltransformers.attention.roles import Part
 from rltransformers.core.spec import Spec
 from rltransformers.functional.keys import At, Place, Ring
 
@@ -57,6 +57,4 @@ def newest_by_distance(
     return index, far < never
 
 
-NONE = Spec(
-    "C0", "none", "selection", "-", "All allowed keys are used.", no_part, formula="all s that the pattern allows"
-)
+NONE = Spec("C0", "none", "selection", "-", "All allowed keys are used.", Part, formula="all s that the pattern allows")

@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rltransformers.attention.roles import Part, Stage, View, no_part
+from rltransformers.attention.roles import Part, Stage, View
 from rltransformers.core.spec import Spec
 from rltransformers.functional.call import Call
 from rltransformers.mixers.interface import Dims
@@ -56,4 +56,4 @@ class Span(Part):
         call.probe.metric("span", mean.detach())
 
 
-FULL = Spec("SP0", "full", "span", "-", "Heads use the whole window.", no_part, formula="m(d) = 1")
+FULL = Spec("SP0", "full", "span", "-", "Heads use the whole window.", Part, formula="m(d) = 1")
