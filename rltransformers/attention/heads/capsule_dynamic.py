@@ -3,17 +3,12 @@
 Axes: B batch, T tokens, H heads, N capsules, C width of a capsule, D = N C.
 """
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import torch
-from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor
 
-from rltransformers.attention.heads.interface import Capsules
-from rltransformers.core.spec import Feature, Size, Spec, Traits
-from rltransformers.mixers.interface import Dims
+from rltransformers.attention.heads.interface import Capsules, Options
+from rltransformers.core.spec import Feature, Spec, Traits
 
 EPS = 1e-8
 """Added to squared lengths: a capsule of length 0 has a direction, and a gradient."""
@@ -34,24 +29,10 @@ def dynamic_routing(votes: Float[Tensor, "B T H N C"], iterations: int) -> Float
     return squash((agreement.softmax(-1)[..., None] * votes).sum(2))
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of the routing.
-
-    Attributes:
-        capsules: output capsules, which divide the width; None: as many as heads.
-        iterations: rounds in which outputs and routes agree.
-    """
-
-    capsules: Size | None = None
-    iterations: Annotated[int, Ge(1), Le(10)] = 3
-
-
 class DynamicRouting(Capsules):
     """Capsules by ``dynamic_routing``."""
 
-    def __init__(self, dims: Dims, options: Options) -> None:
-        super().__init__("capsule_dynamic", dims, options.capsules, options.iterations)
+    name = "capsule_dynamic"
 
     def forward(self, heads: Float[Tensor, "B T X"]) -> Float[Tensor, "B T D"]:
         return dynamic_routing(self.votes(heads), self.iterations).flatten(2).to(heads.dtype)

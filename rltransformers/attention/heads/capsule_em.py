@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.heads.interface import Capsules
-from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.attention.heads.interface import Capsules, Options
+from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 EPS = 1e-3
@@ -49,32 +49,31 @@ def em_routing(
 
 
 @dataclass(frozen=True)
-class Options:
+class EMOptions(Options):
     """Options of EM routing.
 
     Attributes:
-        capsules: output capsules, which divide the width; None: as many as heads.
         iterations: of M and E steps.
         sharpness: inverse temperature of the activations; Hinton et al. raise theirs while they train.
     """
 
-    capsules: Size | None = None
-    iterations: Annotated[int, Ge(1), Le(10)] = 3
     sharpness: Annotated[float, Ge(0), Le(100)] = 1.0
 
 
 class EMRouting(Capsules):
     """Capsules by ``em_routing``."""
 
-    def __init__(self, dims: Dims, options: Options) -> None:
-        super().__init__("capsule_em", dims, options.capsules, options.iterations)
+    name = "capsule_em"
+
+    def __init__(self, dims: Dims, options: EMOptions) -> None:
+        super().__init__(dims, options)
         self.sharpness = options.sharpness
         self.cost = nn.Parameter(torch.zeros(self.capsules))
         self.threshold = nn.Parameter(torch.zeros(self.capsules))
 
     def forward(self, heads: Float[Tensor, "B T X"]) -> Float[Tensor, "B T D"]:
         votes = self.votes(heads)
-        cost, threshold = (each.to(votes.dtype) for each in (self.cost, self.threshold))
+        cost, threshold = self.cost.to(votes.dtype), self.threshold.to(votes.dtype)
         return em_routing(votes, cost, threshold, self.iterations, self.sharpness)[0].flatten(2).to(heads.dtype)
 
 
@@ -82,7 +81,7 @@ SPEC = Spec(
     id="H6", name="capsule_em", axis="head_mixing",
     paper="Li et al. 2019, arXiv 1904.03100, section 3.3; Hinton et al. 2018, Matrix capsules with EM routing, ICLR",
     summary="Heads vote for output capsules, Gaussians that expectation and maximization in turn fit to the votes.",
-    build=EMRouting, options=Options,
+    build=EMRouting, options=EMOptions,
     traits=Traits(
         family="EXPL",
         causal_form="all heads are active; the inverse temperature stays as it is; sums of shares and variances have "

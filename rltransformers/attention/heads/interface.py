@@ -3,33 +3,46 @@
 Axes: B batch, T tokens, H heads, V value width, N capsules, C width of a capsule, D = N C.
 """
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import torch
+from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from rltransformers.attention.roles import Combine
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Size
 from rltransformers.mixers.interface import Dims
 
 
-class Capsules(Combine):
-    """Heads as input capsules; ``o_h W_hn`` is the vote of head h for output capsule n.
+@dataclass(frozen=True)
+class Options:
+    """Options of every routing.
 
-    Args:
-        capsules: N, a divisor of the width; None for as many as there are heads.
-
-    Raises:
-        ConfigError: N does not divide the width.
+    Attributes:
+        capsules: output capsules, which divide the width; None: as many as heads.
+        iterations: rounds in which outputs and routes agree.
     """
 
-    def __init__(self, name: str, dims: Dims, capsules: int | None, iterations: int) -> None:
+    capsules: Size | None = None
+    iterations: Annotated[int, Ge(1), Le(10)] = 3
+
+
+class Capsules(Combine):
+    """Heads as input capsules; ``o_h W_hn`` is the vote of head h for output capsule n, N of them."""
+
+    name: str
+
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.heads, self.iterations = dims.heads, iterations
-        self.capsules = dims.heads if capsules is None else capsules
+        self.heads, self.iterations = dims.heads, options.iterations
+        self.capsules = options.capsules or dims.heads
         if dims.width % self.capsules:
             raise ConfigError(
-                f"head_mixing {name} shares the width ({dims.width}) among {self.capsules} capsules, which have to "
-                f"divide it; write {{name: {name}, capsules: 1}} or another divisor"
+                f"head_mixing {self.name} shares the width ({dims.width}) among {self.capsules} capsules, which have "
+                f"to divide it; write {{name: {self.name}, capsules: 1}} or another divisor"
             )
         bound = dims.value_dim**-0.5
         self.weight = nn.Parameter(torch.empty(dims.heads, dims.value_dim, dims.width).uniform_(-bound, bound))
