@@ -8,7 +8,6 @@ from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -64,16 +63,10 @@ class ConditionalBlocks(Part):
         blocks, block = self.matrices.shape[:2]
         place, number = tokens.p % block, tokens.p // block % blocks
         # Counters of operations hook modules, and know no parameter as input in inference mode.
-        gamma, beta = F.linear(self.vector(tokens), self.film.weight, self.film.bias).chunk(2, -1)
+        z = self.vectors[tokens.task if self.task is None else self.task]  # the backbone asks for tokens.task
+        gamma, beta = F.linear(z, self.film.weight, self.film.bias).chunk(2, -1)
         rows = (1 + gamma) * self.matrices[number, place] + beta
         return inside_block(rows, place, distance)[:, None].expand(-1, self.heads, -1, -1).to(q.dtype)
-
-    def vector(self, tokens: Tokens) -> Float[Tensor, "... Z"]:
-        """z of the given task, or of the one that the call names."""
-        if self.task is not None:
-            return self.vectors[self.task]
-        assert tokens.task is not None  # the backbone asks for it
-        return self.vectors[tokens.task]
 
 
 SPEC = Spec(

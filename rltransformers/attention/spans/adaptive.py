@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rltransformers.attention.spans.interface import Ramp, Span, soft_mask
+from rltransformers.attention.spans.interface import Ramp, Span
 from rltransformers.core.ranges import UnitInterval
 from rltransformers.core.spec import Feature, Loss, Spec, Traits
 from rltransformers.mixers.interface import Dims
@@ -34,8 +34,8 @@ class AdaptiveSpan(Span):
         super().__init__(dims, options.ramp)
         self.fraction = nn.Parameter(torch.full((dims.heads,), options.initial))
 
-    def mask(self, h: Tensor, distance: Tensor) -> Tensor:
-        return soft_mask(self.fraction * self.maximum, distance, self.ramp)
+    def spans(self, h: Tensor) -> Tensor:
+        return self.fraction * self.maximum
 
     def mean(self, h: Tensor, valid: Tensor) -> Tensor:
         return self.fraction.mean() * self.maximum

@@ -7,7 +7,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from rltransformers.attention.spans.interface import Ramp, Span, soft_mask
+from rltransformers.attention.spans.interface import Ramp, Span
 from rltransformers.core.spec import Feature, Loss, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -34,11 +34,7 @@ class DynamicSpan(Span):
         nn.init.constant_(self.predict.bias, options.bias)
 
     def spans(self, h: Tensor) -> Tensor:
-        """[B, H, T] in tokens."""
         return self.maximum * torch.sigmoid(self.predict(h)).transpose(1, 2)
-
-    def mask(self, h: Tensor, distance: Tensor) -> Tensor:
-        return soft_mask(self.spans(h), distance, self.ramp)
 
     def mean(self, h: Tensor, valid: Tensor) -> Tensor:
         weight = valid.to(h.dtype)

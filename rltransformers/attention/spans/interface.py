@@ -39,15 +39,15 @@ class Span(Part):
         self.maximum, self.ramp = dims.memory * dims.tokens_per_step, ramp
 
     @abstractmethod
-    def mask(self, h: Float[Tensor, "B T D"], distance: Int[Tensor, " L"]) -> Float[Tensor, "... L"]:
-        """Multiplier for the listed distances, [H, L] or [B, H, T, L]; self (d = 0) always has 1."""
+    def spans(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "..."]:
+        """Spans in tokens, [H] or [B, H, T]."""
 
     @abstractmethod
     def mean(self, h: Float[Tensor, "B T D"], valid: Tensor) -> Tensor:
         """Mean span in tokens; the auxiliary loss."""
 
     def weights(self, weights: Tensor, view: View) -> Tensor:
-        weights = weights * view.columns.spread(self.mask(view.h, view.columns.listed))
+        weights = weights * view.columns.spread(soft_mask(self.spans(view.h), view.columns.listed, self.ramp))
         return weights / (weights.sum(-1, keepdim=True) + 1e-8)
 
     def tell(self, h: Tensor, call: Call) -> None:
