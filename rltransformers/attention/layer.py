@@ -1,7 +1,8 @@
 """Attention over groups of key rows: project, split into heads, let an engine compute, join the heads.
 
 Axes: B batch, H heads, G key-value heads, T tokens, N key rows of a group, L distances, K head width, V value width,
-E = G (K + V). Long calls are cut into blocks, each with its own memory rows, so work grows linearly with T.
+E = G (K + V), f pairs of channels that turn. Long calls are cut into blocks, each with its own memory rows, so work
+grows linearly with T.
 """
 
 from collections.abc import Callable
@@ -16,12 +17,11 @@ from rltransformers.attention import engines
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Columns, allowed_at, block_of, columns_of
 from rltransformers.attention.roles import HandUp, Heads, View, joined_heads
-from rltransformers.attention.rotation import turn_rows
 from rltransformers.functional import windows
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
-from rltransformers.functional.keys import Group, Past, Rows, cut_past
+from rltransformers.functional.keys import Group, Past, Ring, Rows, cut_past
 from rltransformers.mixers.interface import Dims, Mixed, RowMixer
-from rltransformers.positions.interface import BY_PLACE, at_places
+from rltransformers.positions.interface import BY_PLACE, Position, at_places
 
 FEW_QUERIES = 8  # up to here PyTorch's kernel is faster: it reads keys where they lie, not moved head by head
 
@@ -84,13 +84,7 @@ class Attention(RowMixer):
         return [self.position, *parts] if self.plan.turns or self.plan.position_knows_distances else parts
 
     def forward(
-        self,
-        h: Float[Tensor, "B T D"],
-        query: Float[Tensor, "B T Q"],
-        past: Past,
-        state: dict[str, Tensor],
-        call: Call,
-        below: Tensor | None,
+        self, h: Tensor, query: Tensor, past: Past, state: dict[str, Tensor], call: Call, below: Tensor | None
     ) -> Mixed:
         """Mix the wanted tokens; hand up what a part of the next layer builds on.
 
@@ -167,9 +161,7 @@ class Attention(RowMixer):
         columns = columns_of(plan.pattern, [(group.place, group.rows.shape[-2]) for group in past], call)
         scores, listed = engines.scores_by_distance(plan, q, columns, call)
         engine = self.engine(q, past, scores, columns, call)
-        shares = (
-            engine is engines.fused and q.shape[2] == 1
-        )  # it takes one token's query heads in groups that share keys
+        shares = engine is engines.fused and q.shape[2] == 1  # a token's query heads stand in groups that share keys
         groups = [Heads(*self.split(group.rows, shares), group.place) for group in past]
         if plan.turns:
             content, groups = turn_rows(self.position, content, groups, self.horizon, call)
@@ -256,3 +248,29 @@ class Attention(RowMixer):
         """Let the chooser learn between collecting and learning."""
         if self.chooser is not None:
             self.chooser.maintain()
+
+
+def turn_rows(
+    position: Position, q: Float[Tensor, "B H T K"], groups: list[Heads], horizon: int, call: Call
+) -> tuple[Float[Tensor, "B H T K"], list[Heads]]:
+    """Turn queries and keys by how far they lie behind the last token of the call; only differences matter."""
+
+    def circle(behind: Int[Tensor, "*n"]) -> Float[Tensor, "*n 2 f"]:
+        table = call.tables.get(f"{call.place}.circle")
+        return position.circle(behind, q) if table is None else table[behind.clamp(0, len(table) - 1)]
+
+    behind = windows.descending(q.shape[2], q.device)
+    keys = [position.turn(group.k, circle(distance_back(group, behind, horizon + 1))) for group in groups]
+    return position.turn(q, circle(behind)), [replace(group, k=k) for group, k in zip(groups, keys, strict=True)]
+
+
+def distance_back(group: Heads, behind: Int[Tensor, " T"], edge: int) -> Int[Tensor, "..."]:
+    """Tokens from the rows of a group back from the last token of the call, with the axes of its keys."""
+    place = group.place
+    if isinstance(place, Ring):
+        return place.age
+    if isinstance(place, Rows):
+        return windows.descending(group.k.shape[2], group.k.device)
+    if group.per_token:
+        return (behind[:, None] + place.distance.clamp(max=place.farthest or edge))[:, None]
+    return place.distance[:, None, -1]
