@@ -43,9 +43,9 @@ class Rule(ABC):
     or of the future (d < 0) does not matter.
     """
 
-    def constants(self) -> Iterator["Constant"]:
-        """Whole numbers that ``allowed`` reads on the device of the layer."""
-        yield from ()
+    def constants(self) -> Iterator[Constant]:
+        """Fields with whole numbers, which ``allowed`` reads on the device of the layer."""
+        yield from (value for value in vars(self).values() if isinstance(value, Constant))
 
     @abstractmethod
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "#B #H T N"]) -> Bool[Tensor, "#B #H T N"]:
@@ -91,8 +91,7 @@ class Reach:
 
     def constants(self) -> Iterator[Constant]:
         """Those of the rule."""
-        if self.rule is not None:
-            yield from self.rule.constants()
+        return iter(()) if self.rule is None else self.rule.constants()
 
     def within(self, window: int) -> "Reach":
         """The keys of the newest ``window`` steps among its own; sinks stay."""
@@ -351,11 +350,7 @@ def block_of(past: Past, horizon: int) -> int:
 
 
 def in_turn(name: str, values: Sequence[int], heads: int) -> tuple[int, ...]:
-    """One of ``values`` per head: the heads take them in turn.
-
-    Raises:
-        ConfigError: no value, or more than there are heads.
-    """
+    """One of ``values`` per head, taken in turn; ConfigError for no value, or for more than there are heads."""
     if not values:
         raise ConfigError(f"{name} is empty; give at least one number")
     if len(values) > heads:
@@ -366,17 +361,17 @@ def in_turn(name: str, values: Sequence[int], heads: int) -> tuple[int, ...]:
     return tuple(values[head % len(values)] for head in range(heads))
 
 
-def check_window(name: str, window: int, memory: int) -> None:
-    """Refuse a window that the memory cannot serve.
-
-    Raises:
-        ConfigError: the window is longer than the memory plus the token's own step.
-    """
-    if window - 1 > memory:
+def check_memory(what: str, back: int, memory: int, instead: str = "") -> None:
+    """Raise ConfigError for what looks back more steps than the memory keeps; ``instead`` says another way out."""
+    if back > memory:
         raise ConfigError(
-            f"{name} window {window} looks {window - 1} steps back but memory keeps {memory}; "
-            f"set memory to at least {window - 1} or window to at most {memory + 1}"
+            f"{what} looks {back} steps back but memory keeps {memory}; set memory to at least {back}{instead}"
         )
+
+
+def check_window(name: str, window: int, memory: int) -> None:
+    """The same for a window of steps, the token's own included."""
+    check_memory(f"{name} window {window}", window - 1, memory, f" or window to at most {memory + 1}")
 
 
 def build_full(dims: Dims, options: NoOptions) -> Reach:

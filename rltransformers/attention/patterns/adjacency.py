@@ -1,7 +1,7 @@
 """A graph: every token sees the neighbors that a table gives it (Velickovic et al. 2018)."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -10,8 +10,7 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rltransformers.attention.patterns.interface import check_memory
-from rltransformers.attention.reach import Constant, Reach, Rule
+from rltransformers.attention.reach import Constant, Reach, Rule, check_memory
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, SizeOrZero, Spec, Traits
 from rltransformers.mixers.interface import Dims
@@ -35,9 +34,6 @@ class Neighbors(Rule):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "of_steps", Constant(self.table))
-
-    def constants(self) -> Iterator[Constant]:
-        yield self.of_steps
 
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "c h T N"]:
         step = i // self.tokens_per_step
@@ -75,7 +71,7 @@ def build(dims: Dims, options: Options) -> Reach:
                 f"[{key}, {query}]"
             )
     back = max([0, *options.offsets, *(query - key for query, key in options.edges)])
-    check_memory("adjacency", back, dims.memory)
+    check_memory("pattern 'adjacency'", back, dims.memory)
     rule = Neighbors(tuple(options.offsets), table_of(options.edges), dims.tokens_per_step)
     return Reach(back + 1, tokens_per_step=dims.tokens_per_step, rule=rule)
 

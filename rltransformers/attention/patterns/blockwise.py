@@ -1,13 +1,12 @@
 """Blockwise attention: every head looks at its own block, or one a fixed number of blocks back (Qiu et al. 2019)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rltransformers.attention.patterns.interface import check_memory
-from rltransformers.attention.reach import Constant, Reach, Rule, in_turn
+from rltransformers.attention.reach import Constant, Reach, Rule, check_memory, in_turn
 from rltransformers.core.spec import Feature, Size, SizeOrZero, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -29,9 +28,6 @@ class Shifted(Rule):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "of_heads", Constant([[[shift]] for shift in self.shifts]))
-
-    def constants(self) -> Iterator[Constant]:
-        yield self.of_heads
 
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "B g T N"]:
         block = i // self.size
@@ -60,7 +56,7 @@ def build(dims: Dims, options: Options) -> Reach:
     """One block per head."""
     shifts = in_turn("pattern 'blockwise': shifts", options.shifts, dims.heads)
     window = (max(options.shifts) + 1) * options.block
-    check_memory("blockwise", window - 1, dims.memory)
+    check_memory("pattern 'blockwise'", window - 1, dims.memory)
     rule = Shifted(options.block * dims.tokens_per_step, shifts, options.own)
     return Reach(window, tokens_per_step=dims.tokens_per_step, rule=rule)
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from rltransformers.attention.reach import Reach
 from rltransformers.attention.roles import Chooser, Heads, Selected
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
-from rltransformers.functional.call import Call, Tokens
+from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, oldest_first, slots_of
-from rltransformers.functional.windows import descending, fetch
+from rltransformers.functional.windows import descending, fetch, positions_behind
 from rltransformers.mixers.interface import Dims
 
 
@@ -78,13 +78,6 @@ def slots_in_reach(neighbors: int, horizon: int) -> tuple[tuple[int, ...], int]:
         levels += covered + 2**height <= horizon
         covered += half + (neighbors - 1) * 2**height
     return tuple(counts), levels
-
-
-def positions_of_rows(tokens: Tokens, rows: int) -> Int[Tensor, "B S"]:
-    """Episode positions of rows in order, the tokens of the call at the end; negative for rows of other episodes."""
-    memory = rows - tokens.p.shape[1]
-    before = tokens.before[:, None] + 1 - memory + torch.arange(memory, device=tokens.p.device)
-    return torch.cat([before, tokens.p], 1)
 
 
 def complete_nodes(p: Int[Tensor, "B S"], level: int) -> tuple[Int[Tensor, "B n"], Int[Tensor, "B S"]]:
@@ -161,8 +154,8 @@ class BinaryPartition(Chooser):
     ) -> tuple[Float[Tensor, "B H T N K"], Float[Tensor, "B H T N V"]]:
         """Keys and values of the nodes of a ``level`` that end at a ``row`` in order."""
         leaves = oldest_first(torch.cat([window.k, window.v], -1), window.place, 2)
-        rows = leaves.shape[2]
-        p = positions_of_rows(call.tokens, rows)
+        rows, tokens = leaves.shape[2], call.tokens
+        p = torch.cat([positions_behind(tokens.before, rows - tokens.p.shape[1]), tokens.p], 1)
         table, ends = [leaves], [torch.arange(rows, device=row.device).expand_as(p)]
         for height in range(1, self.levels + 1):
             last, order = complete_nodes(p, height)

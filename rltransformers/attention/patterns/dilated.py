@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rltransformers.attention.reach import Reach
+from rltransformers.attention.reach import Reach, check_memory
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
@@ -30,11 +30,7 @@ def build(dims: Dims, options: Options) -> Reach:
             f"use 'band', which counts steps"
         )
     back = (window - 1) * dilation
-    if back > dims.memory:
-        raise ConfigError(
-            f"dilated window {window} x {dilation} looks {back} steps back but memory keeps {dims.memory}; "
-            f"set memory to at least {back}"
-        )
+    check_memory(f"dilated window {window} x {dilation}", back, dims.memory)
     return Reach(back + 1, dilation=dilation, tokens_per_step=dims.tokens_per_step)
 
 

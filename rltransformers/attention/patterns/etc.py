@@ -12,9 +12,8 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rltransformers.attention.reach import Reach
+from rltransformers.attention.reach import Reach, check_memory
 from rltransformers.attention.roles import Chooser, Heads, Selected
-from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional.blocks import earlier_blocks, episode_blocks
 from rltransformers.functional.call import Call
@@ -56,12 +55,8 @@ class GlobalBlocks(Chooser):
             count = max(1, ((dims.memory * per + 1) // block - 1) // 2)
         back = (2 * count + 1) * block - 1 if count else 0  # tokens
         steps = max(window - 1, -(-back // per))
-        if steps > dims.memory:
-            raise ConfigError(
-                f"pattern 'etc' with a window of {window} steps and {count} globals of {block} tokens looks {steps} "
-                f"steps back but memory keeps {dims.memory}; set memory to at least {steps}, or choose a shorter "
-                "window, smaller blocks or fewer globals"
-            )
+        what = f"pattern 'etc' with a window of {window} steps and {count} globals of {block} tokens"
+        check_memory(what, steps, dims.memory, ", or choose a shorter window, smaller blocks or fewer globals")
         self.block, self.count = block, count
         self.band = Reach(window, tokens_per_step=per)
         self.reach = Reach(dims.memory + 1, tokens_per_step=per)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rltransformers.attention.patterns.interface import check_memory
-from rltransformers.attention.reach import Reach, Rule
+from rltransformers.attention.reach import Reach, Rule, check_memory
 from rltransformers.core.spec import Feature, Size, SizeOrZero, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -58,7 +57,7 @@ def build(dims: Dims, options: Options) -> Reach:
     across = min(options.width, options.columns + options.beside) - 1
     back = (options.rows + options.above - 1) * options.width + across
     steps = -(-back // dims.tokens_per_step)
-    check_memory("image_2d", steps, dims.memory)
+    check_memory("pattern 'image_2d'", steps, dims.memory)
     rule = Rectangle(options.width, options.rows, options.columns, options.above, options.beside)
     return Reach(steps + 1, tokens_per_step=dims.tokens_per_step, rule=rule)
 

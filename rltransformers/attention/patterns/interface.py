@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rltransformers.attention.reach import AnyOf, Reach, Rule
-from rltransformers.core.errors import ConfigError
+from rltransformers.attention.reach import AnyOf, Reach, Rule, check_memory
 from rltransformers.mixers.interface import Dims
 
 PRIME = 2**31 - 1
@@ -40,12 +39,8 @@ class Blocks(Reach):
 
 
 def blocks(name: str, dims: Dims, size: int, before: int) -> Blocks:
-    """Blocks of ``size`` steps with ``before`` steps in front.
-
-    Raises:
-        ConfigError: the memory is shorter than both.
-    """
-    check_memory(name, size + before - 1, dims.memory)
+    """Blocks of ``size`` steps with ``before`` steps in front; ConfigError if the memory is shorter than both."""
+    check_memory(f"pattern {name!r}", size + before - 1, dims.memory)
     per = dims.tokens_per_step
     return Blocks(size + before, tokens_per_step=per, size=size * per, before=before * per)
 
@@ -92,9 +87,8 @@ class RandomBlocks(Rule):
 
         Floyd's way to draw r of n: for k = n - r ... n - 1 take a number from 0 ... k, or k where it was taken before.
         """
-        key = pow(pow(self.seed + 2, 5, PRIME) + self.layer + 1, 5, PRIME)
         heads = torch.arange(self.heads, device=block.device)[:, None, None]
-        state = mixed(mixed(block, key), heads)
+        state = mixed(mixed(block, layer_key(self.seed, self.layer)), heads)
         draws = torch.arange(self.count, device=block.device)
         last = block.clamp(max=self.farthest) - self.count + draws
         guesses = mixed(state, draws) % (last + 1).clamp(min=1)
@@ -105,6 +99,11 @@ class RandomBlocks(Rule):
         return found
 
 
+def layer_key(seed: int, layer: int) -> int:
+    """What the draws of one layer are mixed with."""
+    return pow(pow(seed + 2, 5, PRIME) + layer + 1, 5, PRIME)
+
+
 def mixed(number: Int[Tensor, "*n"], key: int | Int[Tensor, "*k"]) -> Int[Tensor, "..."]:
     """A number below ``PRIME`` of two others, the fifth power of their sum."""
     base = (number + key + 1) % PRIME
@@ -113,25 +112,9 @@ def mixed(number: Int[Tensor, "*n"], key: int | Int[Tensor, "*k"]) -> Int[Tensor
 
 
 def random_blocks(name: str, dims: Dims, size: int, count: int, seed: int) -> Reach:
-    """Own and drawn blocks of ``size`` steps, as far back as the memory holds whole ones.
-
-    Raises:
-        ConfigError: the memory does not hold one earlier block.
-    """
+    """Own and drawn blocks of ``size`` steps, as far back as the memory holds whole ones; ConfigError without one."""
     farthest = (dims.memory + 1) // size - 1
     if farthest < 1:
-        check_memory(name, 2 * size - 1, dims.memory)
+        check_memory(f"pattern {name!r}", 2 * size - 1, dims.memory)
     rule = RandomBlocks(size * dims.tokens_per_step, count, farthest, seed, dims.layer, dims.heads)
     return Reach((farthest + 1) * size, tokens_per_step=dims.tokens_per_step, rule=rule)
-
-
-def check_memory(name: str, back: int, memory: int) -> None:
-    """Refuse what looks ``back`` more steps than the memory keeps.
-
-    Raises:
-        ConfigError: names both numbers.
-    """
-    if back > memory:
-        raise ConfigError(
-            f"pattern {name!r} looks {back} steps back but memory keeps {memory}; set memory to at least {back}"
-        )

@@ -6,8 +6,8 @@ from typing import Literal
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rltransformers.attention.patterns.interface import check_memory, union
-from rltransformers.attention.reach import Reach, Rule
+from rltransformers.attention.patterns.interface import union
+from rltransformers.attention.reach import Reach, Rule, check_memory
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -39,7 +39,7 @@ class Options:
 
 def build(dims: Dims, options: Options) -> Reach:
     """The ``stride`` steps before the token's own, and those at multiples of it as far as the memory goes."""
-    check_memory("sparse_strided", options.stride, dims.memory)
+    check_memory("pattern 'sparse_strided'", options.stride, dims.memory)
     per = dims.tokens_per_step
     local = Reach(options.stride + 1, tokens_per_step=per)
     strided = Reach(dims.memory + 1, tokens_per_step=per, rule=Strided(options.stride, per))
