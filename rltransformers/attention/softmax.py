@@ -11,7 +11,7 @@ from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import block_of
 from rltransformers.attention.store import Store
-from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
+from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional import windows
 from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.functional.keys import At, Group, Past, Ring, Rows, cut_past
@@ -21,24 +21,20 @@ from rltransformers.mixers.interface import Dims
 class Memorizing(Attention):
     """Attention to the window, joined with what the store of the plan finds in the rows behind it."""
 
+    retriever: Store
+
     def __init__(self, dims: Dims, plan: Plan) -> None:
         super().__init__(dims, plan)
-        self.stored = self.store.farthest - self.horizon
-
-    @property
-    def store(self) -> Store:
-        """The store of the plan."""
-        assert self.plan.store is not None
-        return self.plan.store
+        self.stored = self.retriever.farthest - self.horizon
 
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
         """Queries and keys as the store compares them."""
         query, keys = super().queries_and_keys(h)
-        return self.store.queries(query), self.score.with_keys(keys, self.store.keys)
+        return self.retriever.queries(query), self.score.with_keys(keys, self.retriever.keys)
 
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
         """Keys as the store compares them."""
-        return self.score.with_keys(super().keys(h), self.store.keys)
+        return self.score.with_keys(super().keys(h), self.retriever.keys)
 
     def heads(
         self,
@@ -54,7 +50,7 @@ class Memorizing(Attention):
         rows = past[-1]
         window = newest(rows, self.horizon, self.dims.tokens_per_step, call)
         out, state, handed = super().heads(h, query, (*past[:-1], window), state, call, below, EVERY)
-        return chosen(self.store.join(out, self.recall(query, rows, call)), wanted), state, handed
+        return chosen(self.retriever.join(out, self.recall(query, rows, call)), wanted), state, handed
 
     def recall(self, query: Float[Tensor, "B T Q"], rows: Group, call: Call) -> Float[Tensor, "B T H R"]:
         """Retrieve for every query, long calls in blocks."""
@@ -64,7 +60,7 @@ class Memorizing(Attention):
             (rows,) = cut_past((rows,), block, horizon, time)
             query, call = windows.fold(query, block), call.cut(block)
         assert not isinstance(rows.place, At)
-        retrieved = self.store.retrieve(query, *self.score.keys_of(rows.rows), rows.place, call)
+        retrieved = self.retriever.retrieve(query, *self.score.keys_of(rows.rows), rows.place, call)
         return windows.unfold_tokens(retrieved, time, batch) if block else retrieved
 
 
@@ -81,14 +77,9 @@ def newest(store: Group, horizon: int, tokens_per_step: int, call: Call) -> Grou
     return Group(rows.index_select(1, (place.newest - age) % rows.shape[1]), Ring(age, last))
 
 
-def attention_of(dims: Dims, plan: Plan) -> Attention:
-    """Make the attention of a plan."""
-    return Attention(dims, plan) if plan.store is None else Memorizing(dims, plan)
-
-
-def build(dims: Dims, plan: Plan, options: NoOptions) -> Attention:
+def build(dims: Dims, plan: Plan, options: object = None) -> Attention:
     """Build softmax attention, with the store of the plan where it has one."""
-    return attention_of(dims, plan)
+    return Attention(dims, plan) if plan.store is None else Memorizing(dims, plan)
 
 
 SPEC = Spec(

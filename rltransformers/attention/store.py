@@ -4,10 +4,8 @@ Axes: B batch, T tokens, N key rows in view, H heads, G key-value heads, K head 
 M rows of a bank, L queries of a key-value head, Q, R and O numbers of a query row, and that a head retrieves and gives.
 """
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rltransformers.attention.reach import Reach, window_distance
@@ -37,13 +35,7 @@ class Store(nn.Module):
     """
 
     def __init__(
-        self,
-        dims: Dims,
-        steps: int,
-        neighbors: int,
-        joint: bool,
-        bank: tuple[Tensor, Tensor] | None,
-        search: Search,
+        self, dims: Dims, steps: int, neighbors: int, joint: bool, bank: tuple[Tensor, Tensor] | None, search: Search
     ) -> None:
         super().__init__()
         self.dims, self.neighbors, self.weighs, self.search = dims, neighbors, joint, search
@@ -95,7 +87,9 @@ class Store(nn.Module):
         seen = seen.repeat(1, dims.heads // groups, 1)[:, None]
         with torch.autocast(q.device.type, enabled=False):  # acting and learning have to find the same keys
             q = q.to(torch.promote_types(q.dtype, torch.float32)) * dims.head_dim**-0.5
-            candidates = [nearest(q, k.to(q.dtype), v.to(q.dtype), seen, self.neighbors)]
+            logits = (q @ k.to(q.dtype).transpose(-1, -2)).masked_fill(~seen, torch.finfo(q.dtype).min)
+            logits, index = logits.topk(min(self.neighbors, k.shape[2]), -1)
+            candidates = [(logits, fetch(v.to(q.dtype), index))]
             if self.bank_keys is not None and self.bank_values is not None:
                 candidates.append(self.of_bank(q, self.bank_keys.to(q.dtype), self.bank_values.to(q.dtype)))
             out = mixture(candidates, self.neighbors)
@@ -103,8 +97,8 @@ class Store(nn.Module):
 
     def of_bank(
         self, q: Float[Tensor, "B G L K"], keys: Float[Tensor, "G M K"], values: Float[Tensor, "G M V"]
-    ) -> "Candidates":
-        """The nearest keys of the bank."""
+    ) -> tuple[Float[Tensor, "B G L C"], Float[Tensor, "B G L C V"]]:
+        """Logits and values of the nearest keys of the bank."""
         count = min(self.neighbors, keys.shape[1])
         if searches_outside(self.search, q):
             index = torch.stack([self.indices[g].search(q[:, g], keys[g], count) for g in range(len(keys))], 1)
@@ -112,8 +106,7 @@ class Store(nn.Module):
             logits = (chosen * q[..., None, :]).sum(-1)
         else:
             logits, index = (q @ keys.transpose(-1, -2)).topk(count, -1)
-        read = torch.stack([values[g][index[:, g]] for g in range(len(values))], 1)
-        return Candidates(logits, torch.ones_like(logits, dtype=torch.bool), read)
+        return logits, torch.stack([values[g][index[:, g]] for g in range(len(values))], 1)
 
     def join(self, window: Float[Tensor, "B T HV"], retrieved: Float[Tensor, "B T H R"]) -> Float[Tensor, "B T HO"]:
         """Mix the two outputs of every head; where there is none, keep that of the window.
@@ -131,39 +124,19 @@ class Store(nn.Module):
         return (local + share.to(local.dtype) * (out.to(local.dtype) - local)).flatten(-2)
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """Keys that queries may read: their logits, whether they exist, their values."""
+def mixture(candidates: list[tuple[Tensor, Tensor]], count: int) -> Float[Tensor, "B G L R"]:
+    """Values weighted by a softmax over the ``count`` largest logits, and the logarithm of the sum of exponentials.
 
-    logits: Float[Tensor, "B G L C"]
-    exists: Bool[Tensor, "B G L C"]
-    values: Float[Tensor, "B G L C V"]
-
-
-def nearest(
-    q: Float[Tensor, "B G L K"],
-    k: Float[Tensor, "B G N K"],
-    v: Float[Tensor, "B G N V"],
-    seen: Bool[Tensor, "B 1 L N"],
-    count: int,
-) -> Candidates:
-    """The ``count`` keys with the largest products among those that are ``seen``."""
-    lowest = torch.finfo(q.dtype).min
-    logits, index = (q @ k.transpose(-1, -2)).masked_fill(~seen, lowest).topk(min(count, k.shape[2]), -1)
-    return Candidates(logits, logits > lowest / 2, fetch(v, index))
-
-
-def mixture(candidates: list[Candidates], count: int) -> Float[Tensor, "B G L R"]:
-    """Values weighted by a softmax over the ``count`` largest logits, and the logarithm of the sum of exponentials."""
-    logits, exists = (
-        torch.cat([part.logits for part in candidates], -1),
-        torch.cat([part.exists for part in candidates], -1),
-    )
-    values, lowest = torch.cat([part.values for part in candidates], -2), torch.finfo(logits.dtype).min
+    Args:
+        candidates: logits [B, G, L, C], the lowest finite number where there is no key, and values [B, G, L, C, V].
+    """
+    logits, values = torch.cat([part[0] for part in candidates], -1), torch.cat([part[1] for part in candidates], -2)
+    lowest = torch.finfo(logits.dtype).min
     if len(candidates) > 1 and logits.shape[-1] > count:
         index = logits.topk(count, -1).indices
-        top: Bool[Tensor, "B G L C"] = torch.zeros_like(exists).scatter(-1, index, True)
-        logits, exists = logits.masked_fill(~top, lowest), exists & top
+        others = torch.ones_like(logits, dtype=torch.bool).scatter(-1, index, False)
+        logits = logits.masked_fill(others, lowest)
+    exists = logits > lowest / 2
     weights = logits.softmax(-1) * exists
     total = logits.logsumexp(-1, keepdim=True)
     total = total.masked_fill(~exists.any(-1, keepdim=True), lowest)

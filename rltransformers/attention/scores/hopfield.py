@@ -12,11 +12,10 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from rltransformers.attention import softmax
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.roles import Heads, Score
-from rltransformers.attention.softmax import SPEC as SOFTMAX
-from rltransformers.attention.softmax import attention_of
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -97,7 +96,7 @@ class Options:
 def build(dims: Dims, plan: Plan, options: Options) -> Attention:
     """S1."""
     score = Hopfield(dims, plan.score, options.updates, options.beta, options.learned)
-    return attention_of(dims, replace(plan, score=score))
+    return softmax.build(dims, replace(plan, score=score))
 
 
 SPEC = Spec(
@@ -111,6 +110,6 @@ SPEC = Spec(
         causal_form="every update sees what the query sees; a fixed number of updates in place of a threshold at which "
         "they stop; no norm of stored and state patterns beside that of the layer",
     ),
-    offers=SOFTMAX.offers,
+    offers=softmax.SPEC.offers,
     formula="xi = q_t; updates times: xi <- sum_s softmax_s(beta xi k_s) k_s; o_t = sum_s softmax_s(beta xi k_s) v_s",
 )  # fmt: skip

@@ -10,12 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from rltransformers.attention import softmax
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import check_window
 from rltransformers.attention.roles import Score
-from rltransformers.attention.softmax import SPEC as SOFTMAX
-from rltransformers.attention.softmax import attention_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
@@ -83,7 +82,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
     given = plan.pattern.heads * (dims.heads // len(plan.pattern.heads))
     wide = (replace(each, window=min(each.window, window)) for each in given[narrow_heads:])
     score = LowRankBand(dims, narrow_heads, rank)
-    return attention_of(
+    return softmax.build(
         dims, replace(plan, score=score, pattern=replace(plan.pattern, heads=(*given[:narrow_heads], *wide)))
     )
 
@@ -104,7 +103,7 @@ SPEC = Spec(
         "long as narrow ones",
     ),
     offers=(
-        *(each for each in SOFTMAX.offers if each not in NOT_OF_NARROW),
+        *(each for each in softmax.SPEC.offers if each not in NOT_OF_NARROW),
         Feature.HEAD_PATTERNS,
     ),
     refuses=(
