@@ -22,7 +22,7 @@ from rltransformers.attention.reach import Columns, beside, by_head
 from rltransformers.attention.roles import HandUp, Heads, View
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call
-from rltransformers.functional.keys import At, Rows
+from rltransformers.functional.keys import At, slots_of
 from rltransformers.functional.modules import dropout, keep_factor
 from rltransformers.functional.windows import FEW_TOKENS
 from rltransformers.positions.interface import Acts
@@ -193,11 +193,10 @@ def by_distance(
     values: Float[Tensor, "B H T S"], visible: Bool[Tensor, "b h t S"], window: Heads, length: int
 ) -> Float[Tensor, "B T H L"]:
     """Values of the window's rows, the last columns, at distances 0 .. length - 1; 0 where no row is visible."""
-    place, count, time = window.place, window.k.shape[-2], values.shape[2]
-    assert not isinstance(place, At)
+    count, time = window.k.shape[-2], values.shape[2]
     values, visible = values[..., -count:], visible[..., -count:]
     back = torch.arange(length, device=values.device) + windows.descending(time, values.device)[:, None]
-    row = count - 1 - back if isinstance(place, Rows) else (place.newest - back) % count
+    row = slots_of(count - 1 - back, window.place, count)
     index = row.clamp(min=0).expand(*values.shape[:2], -1, -1)
     return values.masked_fill(~visible, 0.0).gather(-1, index).masked_fill(row < 0, 0.0).transpose(1, 2)
 

@@ -13,13 +13,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rltransformers.attention.layer import Attention
-from rltransformers.attention.patterns.interface import PRIME, mixed
+from rltransformers.attention.patterns.interface import layer_key, mixed
 from rltransformers.attention.plan import Plan
 from rltransformers.core.spec import Feature, Spec, Traits, Unread
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call
 from rltransformers.functional.draws import DrawSeed
-from rltransformers.functional.keys import Group, Past, Ring
+from rltransformers.functional.keys import Group, Past, slots_of
+from rltransformers.functional.taps import newest_rows, with_past
 from rltransformers.functional.windows import fetch
 from rltransformers.mixers.interface import Dims, Mixed
 
@@ -59,46 +60,33 @@ class ProbSparse(Attention):
     def __init__(self, dims: Dims, plan: Plan, samples: int, active: int, candidates: int, seed: int) -> None:
         super().__init__(dims, plan)
         self.samples, self.active, self.candidates = samples, active, candidates
-        self.key = pow(pow(seed + 2, 5, PRIME) + dims.layer + 1, 5, PRIME)
+        self.key = layer_key(seed, dims.layer)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Measures of the last queries."""
         return super().state_shapes() | {"measures": (self.candidates - 1, self.dims.heads)}
 
     def forward(
-        self,
-        h: Float[Tensor, "B T D"],
-        query: Float[Tensor, "B T Q"],
-        past: Past,
-        state: dict[str, Tensor],
-        call: Call,
-        below: Tensor | None,
+        self, h: Tensor, query: Tensor, past: Past, state: dict[str, Tensor], call: Call, below: Tensor | None
     ) -> Mixed:
         """The wanted tokens."""
         tokens, before = call.tokens, state["measures"]
         with torch.no_grad():
-            found = self.measured(query.detach(), past[-1], call).transpose(1, 2).to(before.dtype)
-            measures = torch.cat([before, found], 1)
+            measures = self.sparsities(query.detach(), past[-1], call).transpose(1, 2)
+            measures = with_past(before, measures.to(before.dtype))
             active = most_active(measures, tokens.p, self.candidates, self.active)
-            after = tokens.newest_rows(measures, self.candidates - 1)
-            age = windows.descending(self.candidates - 1, h.device)
-            after = after.masked_fill((age > tokens.last_position()[:, None])[..., None], 0.0)
+            after = newest_rows(measures, before, tokens)
         heads = query.unflatten(-1, (self.dims.heads, -1)).masked_fill(~active.transpose(1, 2)[..., None], 0.0)
-        own = {name: value for name, value in state.items() if name != "measures"}
-        done = super().forward(h, heads.flatten(2), past, own, call, below)
+        done = super().forward(h, heads.flatten(2), past, state, call, below)
         return Mixed(done.out, done.state | {"measures": after}, done.logits)
 
-    def measured(self, query: Float[Tensor, "B T Q"], window: Group, call: Call) -> Float[Tensor, "B H T"]:
+    def sparsities(self, query: Float[Tensor, "B T Q"], window: Group, call: Call) -> Float[Tensor, "B H T"]:
         """``sparsity`` by content, float32 at least."""
-        q, distance = self.plan.score.split_queries(query), self.sampled(call.tokens.p)
-        time, rows = q.shape[2], window.rows.shape[1]
-        place = torch.arange(time, device=q.device)[:, None]
-        if isinstance(window.place, Ring):
-            index = (window.place.newest - (time - 1) + place - distance) % rows
-        else:
-            index = rows - time + place - distance
+        q, rows = self.plan.score.split_queries(query), window.rows.shape[1]
+        row = torch.arange(rows - q.shape[2], rows, device=q.device)[:, None] - self.sampled(call.tokens.p)
         keys, _ = self.split(window.rows.detach())
-        return sparsity(q, fetch(keys, index), torch.promote_types(q.dtype, torch.float32))
+        sampled = fetch(keys, slots_of(row, window.place, rows))
+        return sparsity(q, sampled, torch.promote_types(q.dtype, torch.float32))
 
     def sampled(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B H T U"]:
         """Distances of the sampled keys, drawn from the window with replacement, always the same for a position."""
@@ -135,12 +123,10 @@ class Options:
 
 def build(dims: Dims, plan: Plan, options: Options) -> ProbSparse:
     """Build ProbSparse attention for one layer; ``dims.layer`` makes the samples of every layer different."""
-    window = plan.pattern.horizon + 1
+    window, factor, active = plan.pattern.horizon + 1, options.factor, options.active_queries
     candidates = options.candidates or max(2, window)
-    samples = options.samples or max(1, min(MAX_SAMPLES, window, options.factor * math.ceil(math.log(window))))
-    active = (
-        options.factor * math.ceil(math.log(candidates)) if options.active_queries is None else options.active_queries
-    )
+    samples = options.samples or max(1, min(MAX_SAMPLES, window, factor * math.ceil(math.log(window))))
+    active = factor * math.ceil(math.log(candidates)) if active is None else active
     return ProbSparse(dims, plan, samples, active, candidates, options.seed)
 
 

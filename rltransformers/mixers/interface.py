@@ -39,6 +39,11 @@ class Dims:
     layer: int = 0
     bias: bool = False
 
+    @property
+    def tokens_in_view(self) -> int:
+        """Tokens that the last one of a step may see: those of the steps in memory and of its own step."""
+        return (self.memory + 1) * self.tokens_per_step
+
     def projection(self, inputs: int, outputs: int) -> nn.Linear:
         """A projection of attention; a bias starts at 0 (GPT-2, BERT)."""
         layer = nn.Linear(inputs, outputs, bias=self.bias)

@@ -175,7 +175,7 @@ MAX_LANDMARKS = 1000
 
 def window_of(name: str, dims: Dims, block: int, landmarks: int | None, conv: int = 0) -> tuple[int, int]:
     """Landmarks and the horizon; raises as ``LandmarkAttention``."""
-    visible = (dims.memory + 1) * dims.tokens_per_step - 1
+    visible = dims.tokens_in_view - 1
     if landmarks is None:
         landmarks = max(1, (visible + 1) // block - 1)
         if landmarks > MAX_LANDMARKS:

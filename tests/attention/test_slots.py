@@ -121,7 +121,7 @@ def test_a_lazy_query_reads_the_mean_and_an_active_one_by_its_scores() -> None:
     p = torch.arange(4)[None]
     call = Call(Tokens(p, p, p < 0, torch.tensor([-1])))
     found = mixer(x, query, (Group(rows, Rows()),), {"measures": torch.zeros(1, 1, 3)}, call, None)
-    measures = mixer.measured(query, Group(rows, Rows()), call)[0]
+    measures = mixer.sparsities(query, Group(rows, Rows()), call)[0]
     q, k, v = (part.unflatten(-1, (3, 4)) for part in mixer.project(x)[0].split(12, -1))
     for t in range(1, 4):
         expected = []

@@ -43,7 +43,7 @@ class PredictedGaussian(Part):
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         heads, head_dim, self.window = dims.heads, dims.head_dim, options.window
-        self.reach = (dims.memory + 1) * dims.tokens_per_step - 1  # distance of the oldest token of a full window
+        self.reach = dims.tokens_in_view - 1  # distance of the oldest token of a full window
         self.hidden = nn.Parameter(torch.randn(heads, head_dim, head_dim) / head_dim**0.5)
         self.center = nn.Parameter(torch.randn(heads, head_dim) / head_dim**0.5)
         self.width = nn.Parameter(torch.randn(heads, head_dim) / head_dim**0.5) if self.window is None else None

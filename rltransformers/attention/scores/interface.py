@@ -43,17 +43,8 @@ class ValuesOnly(Score):
 
 
 def check_value_heads(name: str, dims: Dims) -> None:
-    """Refuse heads of values that do not share the width evenly, where no other size was given.
-
-    Raises:
-        ConfigError: heads do not divide the width.
-    """
+    """Raise ConfigError unless heads of values share the width evenly, where no other size was given."""
     if dims.width % dims.heads and dims.value_dim == dims.width // dims.heads:
         raise ConfigError(
             f"mixer {name} needs heads ({dims.heads}) to divide width ({dims.width}): change one of the two"
         )
-
-
-def tokens_in_window(dims: Dims) -> int:
-    """Distances that a token may see: the whole steps of the memory and its own step."""
-    return (dims.memory + 1) * dims.tokens_per_step

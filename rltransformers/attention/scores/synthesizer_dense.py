@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.roles import Heads, Score
-from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads, tokens_in_window
+from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -118,7 +118,7 @@ class Options:
 def build(dims: Dims, plan: Plan, options: Options) -> Attention:
     """B9."""
     check_value_heads("synthesizer_dense", dims)
-    distances = options.distances or tokens_in_window(dims)
+    distances = options.distances or dims.tokens_in_view
     writer = Writer(dims, distances, options.hidden or dims.width, options.factorized)
     score = Mixture(dims, writer) if options.mixture else DenseSynthesizer(dims, writer)
     return Attention(dims, replace(plan, score=score))

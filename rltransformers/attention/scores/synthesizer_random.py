@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
-from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads, tokens_in_window
+from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.draws import DrawSeed, fill, layer_generator, seeded_normal
 from rltransformers.mixers.interface import Dims
@@ -70,7 +70,7 @@ class Options:
 def build(dims: Dims, plan: Plan, options: Options) -> Attention:
     """B10; ``dims.layer`` makes the logits of every layer different."""
     check_value_heads("synthesizer_random", dims)
-    distances = options.distances or tokens_in_window(dims)
+    distances = options.distances or dims.tokens_in_view
     score = RandomSynthesizer(dims, distances, options.rank, options.learned, options.seed)
     return Attention(dims, replace(plan, score=score))
 

@@ -54,10 +54,6 @@ class Compression(nn.Module):
         super().__init__()
         self.of_keys, self.of_values, self.slots, self.span = of_keys, of_values, slots, span
 
-    def forward(self, k: Float[Tensor, "B N b G K"], v: Float[Tensor, "B N b G V"]) -> tuple[Tensor, Tensor]:
-        """Keys and values of the slots."""
-        return self.of_keys(k), self.of_values(v)
-
 
 class BlockConvolution(nn.Module):
     """``sum_j W[g, j] x[j, g] + b[g]`` over the tokens j of every part of a block; starts as PyTorch's convolutions do.
@@ -109,13 +105,7 @@ class SlotAttention(Attention):
         self.horizon = horizon_of(block, blocks)
 
     def forward(
-        self,
-        h: Float[Tensor, "B T D"],
-        query: Float[Tensor, "B T Q"],
-        past: Past,
-        state: dict[str, Tensor],
-        call: Call,
-        below: Tensor | None,
+        self, h: Tensor, query: Tensor, past: Past, state: dict[str, Tensor], call: Call, below: Tensor | None
     ) -> Mixed:
         """The wanted tokens; long calls are cut into chunks with slots of their own, so work grows linearly with T."""
         if call.probe.listens:
@@ -163,8 +153,9 @@ class SlotAttention(Attention):
         blocks = windows.take_rows(rows, index.clamp(max=rows.shape[1] - 1).flatten(1)).unflatten(1, index.shape[1:])
         groups = self.dims.kv_heads
         k, v = blocks.split_with_sizes([groups * self.dims.head_dim, groups * self.dims.value_dim], -1)
-        made = self.compression(k.unflatten(-1, (groups, -1)), v.unflatten(-1, (groups, -1)))
-        return torch.cat([part.flatten(-2) for part in made], -1)
+        k = self.compression.of_keys(k.unflatten(-1, (groups, -1)))
+        v = self.compression.of_values(v.unflatten(-1, (groups, -1)))
+        return torch.cat([k.flatten(-2), v.flatten(-2)], -1)
 
     def place(self, p: Int[Tensor, "B C"], ends: Int[Tensor, "B N"]) -> At:
         """Distances of slots from the tokens of a chunk, and which of them are the newest of the same episode."""
@@ -188,18 +179,9 @@ def horizon_of(block: int, blocks: int) -> int:
     return (blocks + 1) * block - 2
 
 
-def visible_tokens(dims: Dims) -> int:
-    """Tokens of the past that the last token of a step sees."""
-    return (dims.memory + 1) * dims.tokens_per_step - 1
-
-
 def block_count(name: str, dims: Dims, block: int, blocks: int | None) -> int:
-    """Completed blocks that stay readable: as many as the memory holds, where the options do not say how many.
-
-    Raises:
-        ConfigError: the memory holds fewer.
-    """
-    visible = visible_tokens(dims)
+    """Completed blocks that stay readable, as many as the memory holds where None; ConfigError if it holds fewer."""
+    visible = dims.tokens_in_view - 1
     if blocks is None:
         blocks = max(1, (visible + 2) // block - 1)
     horizon = horizon_of(block, blocks)

@@ -11,14 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rltransformers.attention.plan import Plan
-from rltransformers.attention.slots.interface import (
-    BlockConvolution,
-    Compression,
-    Pooled,
-    SlotAttention,
-    block_count,
-    visible_tokens,
-)
+from rltransformers.attention.slots.interface import BlockConvolution, Compression, Pooled, SlotAttention, block_count
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Size, Spec, Traits, Unread
 from rltransformers.mixers.interface import Dims
@@ -65,7 +58,7 @@ class Options:
 
 def build(dims: Dims, plan: Plan, options: Options) -> SlotAttention:
     """Attention to a few slots per block, made by E of its keys and by F of its values."""
-    block = options.block or max(1, min(16, (visible_tokens(dims) + 2) // 2))
+    block = options.block or max(1, min(16, (dims.tokens_in_view + 1) // 2))
     slots, projection, sharing = options.slots or max(1, block // 4), options.projection, options.sharing
     blocks = block_count("linformer", dims, block, options.blocks)
     if slots > block:

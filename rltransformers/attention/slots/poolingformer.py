@@ -24,6 +24,7 @@ from rltransformers.functional import windows
 from rltransformers.functional.blocks import ends_of_slots, slots_of_chunks
 from rltransformers.functional.call import EVERY, Call, Tokens, chosen
 from rltransformers.functional.keys import Past
+from rltransformers.functional.taps import newest_rows, with_past
 from rltransformers.mixers.interface import Dims, Mixed
 
 Pooling = Literal["mean", "max", "dynamic"]
@@ -87,16 +88,9 @@ class Poolingformer(Attention):
         return super().state_shapes() | {"pooled": (self.slots, width)} | recent
 
     def forward(
-        self,
-        h: Float[Tensor, "B T D"],
-        query: Float[Tensor, "B T Q"],
-        past: Past,
-        state: dict[str, Tensor],
-        call: Call,
-        below: Tensor | None,
+        self, h: Tensor, query: Tensor, past: Past, state: dict[str, Tensor], call: Call, below: Tensor | None
     ) -> Mixed:
-        own = {name: value for name, value in state.items() if name not in ("pooled", "recent")}
-        first = super().forward(h, query, past, own, replace(call, wanted=EVERY), below)
+        first = super().forward(h, query, past, state, replace(call, wanted=EVERY), below)
         z, after = self.second_level(first.out, state, call.tokens)
         return Mixed(chosen(first.out + z, call.wanted), first.state | after, first.logits)
 
@@ -105,15 +99,17 @@ class Poolingformer(Attention):
     ) -> tuple[Float[Tensor, "B T D"], dict[str, Tensor]]:
         """Values that the tokens read from pooled rows, and the state after them."""
         query, fresh = self.second(y).split_with_sizes(self.second_widths, -1)
-        rows = torch.cat([state["recent"].to(fresh.dtype), fresh], 1) if self.kernel > 1 else fresh
+        rows = with_past(state["recent"], fresh) if self.kernel > 1 else fresh
         ends, done = ends_of_slots(tokens.p, tokens.before, self.kernel, self.stride, self.slots)
         made = ends[:, self.slots :]
         index = self.kernel - 1 + made[..., None] - windows.descending(self.kernel, y.device)
         gathered = windows.take_rows(rows, index.clamp(max=rows.shape[1] - 1).flatten(1)).unflatten(1, index.shape[1:])
-        slots = torch.cat([state["pooled"].to(fresh.dtype), self.pool(gathered).to(fresh.dtype)], 1)
+        slots = with_past(state["pooled"], self.pool(gathered).to(fresh.dtype))
         z = self.second_output(self.read(query, slots, ends, done, tokens).flatten(2))
-        after = self.after(rows, slots, ends, done, tokens)
-        return z, {name: value.to(state[name].dtype) for name, value in after.items()}
+        after = {"pooled": self.newest_slots(slots, ends, done, tokens).to(state["pooled"].dtype)}
+        if self.kernel > 1:
+            after["recent"] = newest_rows(rows, state["recent"], tokens)
+        return z, after
 
     def read(self, query: Tensor, slots: Tensor, ends: Tensor, done: Tensor, tokens: Tokens) -> Tensor:
         """Outputs of the heads [B, T, H, Dv]; long calls are cut into chunks with slots of their own."""
@@ -136,18 +132,13 @@ class Poolingformer(Attention):
         k, v = (part.repeat_interleave(heads // groups, -2) for part in parts)
         return read_slots(query.unflatten(-1, (heads, -1)), k, v, visible)
 
-    def after(self, rows: Tensor, slots: Tensor, ends: Tensor, done: Tensor, tokens: Tokens) -> dict[str, Tensor]:
-        """The state after the last valid token: what is of its episode."""
+    def newest_slots(self, slots: Tensor, ends: Tensor, done: Tensor, tokens: Tokens) -> Tensor:
+        """The slots up to the last valid token; zeros for those of earlier episodes."""
         p = tokens.last_position()[:, None]
         completed = tokens.last(done, torch.zeros_like(tokens.before))[:, None]
-        order = completed + torch.arange(self.slots, device=rows.device)
+        order = completed + torch.arange(self.slots, device=slots.device)
         age = tokens.last_row(0)[:, None] - ends.gather(1, order)
-        pooled = windows.take_rows(slots, order).masked_fill((age + self.kernel - 1 > p)[..., None], 0.0)
-        if self.kernel == 1:
-            return {"pooled": pooled}
-        back = windows.descending(self.kernel - 1, rows.device)
-        recent = tokens.newest_rows(rows, self.kernel - 1).masked_fill((back > p)[..., None], 0.0)
-        return {"pooled": pooled, "recent": recent}
+        return windows.take_rows(slots, order).masked_fill((age + self.kernel - 1 > p)[..., None], 0.0)
 
 
 @dataclass(frozen=True)
@@ -170,11 +161,7 @@ class Options:
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> Poolingformer:
-    """S11 for one layer.
-
-    Raises:
-        ConfigError: a stride that leaves tokens out, or windows that the memory does not hold.
-    """
+    """Build both windows and the pooling of one layer."""
     if options.stride > options.kernel:
         raise ConfigError(
             f"poolingformer with stride={options.stride} and kernel={options.kernel} leaves tokens out; "
