@@ -4,14 +4,21 @@ from dataclasses import replace
 
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
+from rltransformers.attention.roles import HandUp
 from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 
 def build(dims: Dims, plan: Plan, options: NoOptions) -> Attention:
-    """A18, without attention: all logits are 0, so that a softmax gives all neighbors the same weight."""
+    """Build attention whose logits are all 0, so that a softmax gives all neighbors the same weight."""
     check_value_heads("gcn", dims)
+    if plan.hands is not HandUp.NOTHING and not plan.scores_distances:
+        raise ConfigError(
+            "mixer 'gcn' gives every key the score 0, so that a prior finds nothing in the layer below; set prior to "
+            "'none', or position to one that scores distances (alibi, t5)"
+        )
     return Attention(dims, replace(plan, score=ValuesOnly(dims)))
 
 
