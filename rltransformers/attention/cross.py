@@ -16,11 +16,7 @@ from rltransformers.mixers.interface import Dims
 class CrossAttention(nn.Module):
     """Scaled dot products of tokens with elements, normalized over the elements that exist.
 
-    Source: Vaswani et al. 2017 (arXiv 1706.03762, section 3.2.3): queries come from the decoder, keys and values from
-    the output of the encoder.
-
-    Args:
-        dropout: share of the weights that is set to 0 in training.
+    Source: Vaswani et al. 2017 (arXiv 1706.03762, section 3.2.3).
     """
 
     def __init__(self, dims: Dims, dropout: float) -> None:

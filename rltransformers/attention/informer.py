@@ -52,9 +52,8 @@ def most_active(
 class ProbSparse(Attention):
     """Attention whose lazy queries are zero, so that they read the mean of the values of the window.
 
-    As published, all queries of a sequence compete and sampled keys lie anywhere. Here a query competes with the ones
-    before it and samples its own window. Scores by distance, where there are any, act on lazy queries, too. Every query
-    is compared with all keys: which ones are lazy is known too late for other shapes.
+    Scores by distance, where there are any, act on lazy queries, too. Every query is compared with all keys: which ones
+    are lazy is known too late for other shapes.
     """
 
     def __init__(self, dims: Dims, plan: Plan, samples: int, active: int, candidates: int, seed: int) -> None:

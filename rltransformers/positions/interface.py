@@ -211,21 +211,14 @@ def frequencies(dims: int, base: float | Tensor, like: Tensor) -> Float[Tensor, 
 
 
 def sinusoid(place: Tensor, width: int, like: Tensor, base: float | Tensor = 10_000.0) -> Float[Tensor, "*n D"]:
-    """Interleaved [sin, cos] of ``place`` [...] at ``width`` / 2 frequencies, in the dtype of ``like``.
-
-    Source: Vaswani et al. 2017 (arXiv 1706.03762, section 3.5).
-    """
+    """Interleaved [sin, cos] of ``place`` at ``width`` / 2 frequencies, in the dtype of ``like`` (arXiv 1706.03762)."""
     half = frequencies(width + width % 2, base, like)
     angle = place[..., None].to(half.dtype) * half
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width].to(like.dtype)
 
 
 class Codes(nn.Module):
-    """PI[p]: rows of a learned table, or sines and cosines, which have no end.
-
-    Args:
-        max_len: rows of the table; None for sinusoids.
-    """
+    """PI[p]: rows of a learned table of ``max_len``, or sines and cosines, which have no end, where that is None."""
 
     def __init__(self, width: int, max_len: int | None) -> None:
         super().__init__()

@@ -38,10 +38,7 @@ class Options:
 
 
 class T5Bias(Position):
-    """Table [H, buckets], shared by all layers; the content score keeps its 1/sqrt(Dh), unlike in T5.
-
-    Half of the buckets hold one distance each, the others share those up to ``max_distance``.
-    """
+    """Table [H, buckets], shared by all layers."""
 
     acts = Acts.SCORE
     shared = True

@@ -40,11 +40,7 @@ class Options(HeadOptions):
 
 
 class Collaborative(Score):
-    """``(q_t m_h) k_s / sqrt(K / H)`` with one q and one k for all heads (Cordonnier et al. 2020, section 3).
-
-    Args:
-        dims: with K as the width of a head.
-    """
+    """``(q_t m_h) k_s / sqrt(K / H)`` with one q and one k for all heads; K is the head width of ``dims``."""
 
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__(dims)

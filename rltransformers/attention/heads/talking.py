@@ -9,10 +9,7 @@ from rltransformers.mixers.interface import Dims
 
 
 class TalkingHeads(Part):
-    """J_k = sum_h logits_h P_l[h, k]; U_v = sum_k weights_k P_w[k, v]; both start as the identity.
-
-    Scores of positions are part of the logits that are mixed; the authors' code adds them after the mixing.
-    """
+    """J_k = sum_h logits_h P_l[h, k]; U_v = sum_k weights_k P_w[k, v]; both start as the identity."""
 
     stages = Stage.LOGITS | Stage.MIXED_WEIGHTS
 

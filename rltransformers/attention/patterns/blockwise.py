@@ -13,12 +13,9 @@ from rltransformers.mixers.interface import Dims
 
 @dataclass(frozen=True)
 class Shifted(Rule):
-    """The token itself, and the block ``shifts[h]`` blocks back, or the own one while there is no such block.
+    """The token itself, and the block of ``size`` tokens ``shifts[h]`` blocks back.
 
-    Attributes:
-        size: tokens of a block.
-        shifts: one per head.
-        own: whether the own block is seen in any case.
+    The own block is seen while there is no such block, and with ``own`` in any case.
     """
 
     size: int

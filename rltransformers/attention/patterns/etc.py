@@ -41,10 +41,9 @@ class Options:
 class GlobalBlocks(Chooser):
     """Tokens see a window and the globals of completed blocks; a global sees its own block and the globals before it.
 
-    Key and value of a global are means of those it sees, weighted by a softmax of a query that every head learns; the
-    globals that another one sees are made of their own blocks alone. The relations long to global, global to long and
-    global to global have vectors of their own, by how many blocks lie between two of them, which are added to keys (the
-    relative position labels of the paper). What the globals of a token see themselves has to be in the memory, too.
+    The relations long to global, global to long and global to global have vectors of their own, by how many blocks lie
+    between two of them, which are added to keys (the relative position labels of the paper). What the globals of a
+    token see themselves has to be in the memory, too.
     """
 
     def __init__(self, dims: Dims, options: Options) -> None:

@@ -12,11 +12,9 @@ from rltransformers.mixers.interface import Dims
 
 @dataclass(frozen=True)
 class Rectangle(Rule):
-    """Keys in the rectangle around the block of the query, on a grid with rows of ``width`` tokens.
+    """Keys in the block of the query, its ``rows`` and ``columns``, and those ``above`` and ``beside`` it, on a grid.
 
-    Attributes:
-        rows, columns: of a block.
-        above, beside: rows and columns around the block.
+    A row of the grid has ``width`` tokens.
     """
 
     width: int

@@ -19,12 +19,7 @@ PRIME = 2**31 - 1
 
 @dataclass(frozen=True)
 class Blocks(Reach):
-    """Down to the beginning of the query's own block, and some tokens further.
-
-    Attributes:
-        size: tokens of a block.
-        before: tokens in front of the block.
-    """
+    """Down to the beginning of the query's own block of ``size`` tokens, and ``before`` tokens further."""
 
     size: int = 1
     before: int = 0

@@ -18,10 +18,7 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Reach:
-    """The OR of the masks. Of the three ways to use several sets of keys the others are lists.
-
-    Layers take turns in ``pattern: [a, b]`` (interleaved), heads in ``pattern: [[a, b, a, b]]`` (one per head).
-    """
+    """The OR of the masks."""
     if not options.patterns:
         raise ConfigError("pattern 'union' joins patterns, but its list is empty; set pattern to 'full'")
     reaches: list[Reach] = []

@@ -70,11 +70,7 @@ class Options:
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> Attention:
-    """S2.
-
-    Raises:
-        ConfigError: values that are not as wide as keys.
-    """
+    """Build additive attention; ConfigError for values that are not as wide as keys."""
     if dims.value_dim != dims.head_dim:
         raise ConfigError(
             f"mixer 'additive' reads what it compares, so value_dim ({dims.value_dim}) has to be the head width "

@@ -20,10 +20,7 @@ from rltransformers.mixers.interface import Dims
 
 
 class HardGaussian(ValuesOnly):
-    """``-(d - place)^2 / (2 deviation^2)``; heads look at themselves and at the token before in turn.
-
-    A softmax normalizes over the tokens in sight; the authors' code reads with the densities as they are.
-    """
+    """``-(d - place)^2 / (2 deviation^2)``; heads look at themselves and at the token before in turn."""
 
     scores_distances = True
     places: Tensor
@@ -47,7 +44,7 @@ class Options:
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> Attention:
-    """B8; the pattern reaches no further than the densities."""
+    """Build attention whose pattern reaches no further than the densities."""
     check_value_heads("hard_gaussian", dims)
     reach = math.ceil(4 * options.deviation) + 1
     steps = -(-reach // dims.tokens_per_step) + 1

@@ -94,7 +94,7 @@ class Options:
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> Attention:
-    """S1."""
+    """Build the updates in front of the score that the plan has."""
     score = Hopfield(dims, plan.score, options.updates, options.beta, options.learned)
     return softmax.build(dims, replace(plan, score=score))
 

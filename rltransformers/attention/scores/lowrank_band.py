@@ -63,11 +63,7 @@ class Options:
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> Attention:
-    """S14.
-
-    Raises:
-        ConfigError: no wide head is left, a narrow one would be wider than the others, or the window is too long.
-    """
+    """Build attention whose first heads are narrow, and whose others look back ``window`` steps."""
     narrow_heads = max(1, dims.heads // 2) if options.narrow_heads is None else options.narrow_heads
     rank = max(1, dims.head_dim // 4) if options.rank is None else options.rank
     window = max(1, dims.memory // 8) if options.window is None else options.window

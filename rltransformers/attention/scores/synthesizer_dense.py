@@ -26,11 +26,7 @@ def outer(numbers: Float[Tensor, "*n M"], first: int, count: int) -> Float[Tenso
 
 
 class Writer(nn.Module):
-    """``W2 ReLU(W1 h + b1) + b2`` for all heads.
-
-    Args:
-        factorized: whether the logits are all products of about sqrt(N) numbers with as many others.
-    """
+    """``W2 ReLU(W1 h + b1) + b2`` for all heads; ``factorized`` logits are products of sqrt(N) numbers with others."""
 
     def __init__(self, dims: Dims, distances: int, hidden: int, factorized: bool) -> None:
         super().__init__()
@@ -116,7 +112,7 @@ class Options:
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> Attention:
-    """B9."""
+    """Build the network that writes logits, alone or mixed with scaled dot products."""
     check_value_heads("synthesizer_dense", dims)
     distances = options.distances or dims.tokens_in_view
     writer = Writer(dims, distances, options.hidden or dims.width, options.factorized)

@@ -68,7 +68,7 @@ class Options:
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> Attention:
-    """B10; ``dims.layer`` makes the logits of every layer different."""
+    """Build attention by a table of logits; ``dims.layer`` makes those of every layer different."""
     check_value_heads("synthesizer_random", dims)
     distances = options.distances or dims.tokens_in_view
     score = RandomSynthesizer(dims, distances, options.rank, options.learned, options.seed)

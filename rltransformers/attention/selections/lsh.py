@@ -83,9 +83,7 @@ def first_of_each(index: Int[Tensor, "B H T C"], exists: Bool[Tensor, "B H T C"]
 class Hashing(Chooser):
     """Every round hashes all tokens; a query reads, in one softmax, the newest ``window`` keys of its bucket per round.
 
-    The paper sorts all tokens by bucket and cuts them in chunks, so that which keys a query reaches depends on later
-    tokens and on the length of the call. Here a key counts unless ``window`` keys of its bucket are newer. The rounds
-    of the paper, weighted by their normalizers, are one softmax over the union of their keys.
+    The rounds of the paper, weighted by their normalizers, are one softmax over the union of their keys.
     """
 
     rotations: Tensor

@@ -54,9 +54,7 @@ class Options:
 class Routing(OnlineMeans, Chooser):
     """Online k-means over normalized queries and keys; a query reads the ``window`` newest keys of its cluster.
 
-    In the paper every centroid takes the tokens nearest to it, later ones included; here a key counts for a query
-    unless ``window`` keys of the cluster are newer. The paper's centroids move with every batch; here they move in
-    ``maintain`` only, so that the policy that is improved is the one that acted, and return to the sphere.
+    Centroids move in ``maintain`` only, so that the policy that is improved is the one that acted.
     """
 
     centroids: Tensor

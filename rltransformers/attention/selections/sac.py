@@ -37,9 +37,8 @@ class Options:
 class EdgePredictor(Chooser):
     """An LSTM that starts from the query walks over the past: each step goes to the token it finds most likely.
 
-    The paper samples edges from one walk over all nodes and trains it by REINFORCE. Here every query has its own walk
-    of most likely steps, so that acting and learning find the same edges, and the logarithm of an edge's probability
-    is added to its score, through which the walk learns. A token always has an edge to itself, with nothing added.
+    Steps are the most likely ones, so that acting and learning find the same edges. A token always has an edge to
+    itself, with nothing added to its score.
     """
 
     def __init__(self, dims: Dims, options: Options) -> None:

@@ -38,10 +38,8 @@ class Options:
 class Sinkhorn(Chooser):
     """Sorts earlier blocks for every block of queries: each of their rows becomes a mixture over the blocks.
 
-    In the paper a network with one output per block scores all pairs of blocks, later ones included, and rows and
-    columns are normalized in turn. Here a block scores the completed ones before it in the memory, by products of what
-    it has seen so far with their means, and only the row is normalized; a block that there is nothing before reads a
-    learned key and value in their place.
+    A block scores the completed ones before it in the memory, by products of what it has seen so far with their means;
+    one that there is nothing before reads a learned key and value in their place.
     """
 
     def __init__(self, dims: Dims, options: Options) -> None:
