@@ -22,7 +22,6 @@ from torch import Tensor
 from rltransformers.algorithms.dqn import DQNLoss, Steps, dqn_loss, q_targets, step_losses
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import File
-from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.core.spaces import leaf_spaces
@@ -30,7 +29,6 @@ from rltransformers.core.values import to_tensor
 from rltransformers.data.replay import SegmentReplay, Window
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
-from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.normalization import check_outermost
@@ -55,11 +53,9 @@ from rltransformers.training.online.replay_data import (
     save_replay,
     unpack_observation,
 )
-from rltransformers.training.online.vec_envs import as_vec_env
-from rltransformers.training.schedules import Scheduled, as_schedule
+from rltransformers.training.schedules import Scheduled
 from rltransformers.training.update import add_auxiliary, descend, log_losses, maintain, memory_panel
 
-KIND = "GTrXLDQN"
 MemoryRefresh = Literal["never", "update"]
 
 
@@ -111,7 +107,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
     The replay holds what environments gave, before ``VecNormalize``, and no memory: that is made anew from the context.
     """
 
-    kind = KIND
+    kind = "GTrXLDQN"
     per_environment = (*OnlineAgent.per_environment, "last_raw_observation")
     scheduled = ("learning_rate", "exploration")
     policy_aliases = {"GTrXLQPolicy": GTrXLQPolicy}
@@ -151,38 +147,33 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ) -> None:
-        kind = named_policy(policy, self.policy_aliases)
-        if env is None and _init_setup_model:
-            raise ConfigError("env is None, but an agent learns in one: give an environment id or an environment")
         super().__init__(
-            kind,
-            as_vec_env(env) if isinstance(env, str) else env,
-            learning_rate=as_schedule(learning_rate, "learning_rate"),
+            policy,
+            env,
+            learning_rate=learning_rate,
             buffer_size=buffer_size,
             learning_starts=learning_starts,
             batch_size=batch_size,
             tau=tau,
             gamma=gamma,
             gradient_steps=gradient_steps,
-            policy_kwargs=policy_settings(kind, policy_kwargs or {}, "policy_kwargs."),
             stats_window_size=stats_window_size,
-            tensorboard_log=None if tensorboard_log is None else os.fspath(tensorboard_log),
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
             verbose=verbose,
-            device=find_device(device),
-            support_multi_env=True,
             seed=seed,
+            device=device,
+            needs_env=_init_setup_model,
+            support_multi_env=True,
             sde_support=False,
         )
         self.train_freq = TrainFreq(train_freq, TrainFrequencyUnit.STEP)  # type: ignore[assignment]  # as SB3 keeps it
         self.segment_length, self.burn_in = segment_length, burn_in
         self.target_update_interval = target_update_interval
         self.n_step, self.value_rescale, self.prioritized = n_step, value_rescale, prioritized
-        self.scale_rewards = scale_rewards
-        self.exploration = exploration
-        self.max_grad_norm = max_grad_norm
-        self.memory_refresh = memory_refresh
-        self.checkpoint_replay = checkpoint_replay
-        self.acting = acting
+        self.scale_rewards, self.exploration = scale_rewards, exploration
+        self.max_grad_norm, self.memory_refresh = max_grad_norm, memory_refresh
+        self.checkpoint_replay, self.acting = checkpoint_replay, acting
         if _init_setup_model:
             self._setup_model()
 

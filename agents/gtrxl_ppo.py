@@ -153,25 +153,22 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             env,
             learning_rate=learning_rate,
             n_steps=n_steps,
-            batch_size=batch_size,
-            n_epochs=n_epochs,
             gamma=gamma,
             gae_lambda=gae_lambda,
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,
-            popart=popart,
-            scale_rewards=scale_rewards,
-            gradient_window=gradient_window,
-            memory_refresh=memory_refresh,
-            acting=acting,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
             verbose=verbose,
             seed=seed,
             device=device,
-            has_env=_init_setup_model,
+            needs_env=_init_setup_model,
         )
+        self.batch_size, self.n_epochs = batch_size, n_epochs
+        self.popart, self.scale_rewards = popart, scale_rewards
+        self.gradient_window, self.memory_refresh = gradient_window, memory_refresh
+        self.acting = acting
         self.clip_range = as_schedule(clip_range, "clip_range")
         self.clip_range_vf = None if clip_range_vf is None else as_schedule(clip_range_vf, "clip_range_vf")
         # As it was given: callbacks written for Stable-Baselines3 read and replace it as a number.

@@ -164,25 +164,22 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
             env,
             learning_rate=learning_rate,
             n_steps=n_steps,
-            batch_size=batch_size,
-            n_epochs=n_epochs,
             gamma=gamma,
             gae_lambda=1.0,
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,
-            popart=popart,
-            scale_rewards=scale_rewards,
-            gradient_window=gradient_window,
-            memory_refresh=memory_refresh,
-            acting=acting,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
             verbose=verbose,
             seed=seed,
             device=device,
-            has_env=_init_setup_model,
+            needs_env=_init_setup_model,
         )
+        self.batch_size, self.n_epochs = batch_size, n_epochs
+        self.popart, self.scale_rewards = popart, scale_rewards
+        self.gradient_window, self.memory_refresh = gradient_window, memory_refresh
+        self.acting = acting
         self.target_update_interval, self.tau = target_update_interval, tau
         self.eps_eta, self.eps_alpha = eps_eta, eps_alpha
         self.eps_mean, self.eps_covariance = eps_mean, eps_covariance

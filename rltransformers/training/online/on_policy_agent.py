@@ -17,90 +17,32 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rltransformers.core.checkpoint import File
-from rltransformers.core.device import find_device
-from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import strict
 from rltransformers.core.values import to_tensor
 from rltransformers.data.rollout import RolloutBuffer
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.own_policies import named_policy, policy_settings
-from rltransformers.policies.steps import Acting
 from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.online.rollout_settings import check_batch_size, check_room
-from rltransformers.training.online.vec_envs import as_vec_env
-from rltransformers.training.schedules import Scheduled, as_schedule
 
 
 class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     """An online agent that collects a segment of every environment with a policy that remembers, and learns from it.
 
     An agent is a subclass with its constructor, ``train``, and where another policy than ``self.policy`` acts,
-    ``_actor``. The arguments are described there; all are checked when they come here.
+    ``_actor``.
     """
 
     policy: GTrXLPolicy  # type: ignore[assignment]  # SB3 declares its own policy without memory
+    batch_size: int | None
+    n_epochs: int
+    popart: float | None
     memory_refresh: MemoryRefresh
 
-    def __init__(
-        self,
-        policy: str | type[GTrXLPolicy],
-        env: Any,
-        *,
-        learning_rate: Scheduled,
-        n_steps: int,
-        batch_size: int | None,
-        n_epochs: int,
-        gamma: float,
-        gae_lambda: float,
-        vf_coef: float,
-        max_grad_norm: float,
-        popart: float | None,
-        scale_rewards: bool,
-        gradient_window: int | None,
-        memory_refresh: MemoryRefresh,
-        acting: Acting,
-        stats_window_size: int,
-        tensorboard_log: str | os.PathLike[str] | None,
-        policy_kwargs: Mapping[str, Any] | None,
-        verbose: int,
-        seed: int | None,
-        device: torch.device | str,
-        has_env: bool,
-    ) -> None:
-        kind = named_policy(policy, self.policy_aliases)
-        if env is None and has_env:
-            raise ConfigError("env is None, but an agent learns in one: give an environment id or an environment")
-        if isinstance(env, str):
-            env = as_vec_env(env)
-        policy_kwargs = policy_settings(kind, policy_kwargs or {}, "policy_kwargs.")
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(
-            kind,
-            env,
-            learning_rate=as_schedule(learning_rate, "learning_rate"),
-            n_steps=n_steps,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            ent_coef=0.0,
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            use_sde=False,
-            sde_sample_freq=-1,
-            stats_window_size=stats_window_size,
-            tensorboard_log=None if tensorboard_log is None else os.fspath(tensorboard_log),
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=find_device(device),
-            _init_setup_model=False,
+            *arguments, ent_coef=0.0, use_sde=False, sde_sample_freq=-1, _init_setup_model=False, **settings
         )
-        self.batch_size = batch_size
-        self.n_epochs = n_epochs
-        self.popart = popart
-        self.scale_rewards = scale_rewards
-        self.gradient_window = gradient_window
-        self.memory_refresh = memory_refresh
-        self.acting = acting
 
     def _setup_model(self) -> None:
         check_batch_size(self.batch_size, self.n_steps)

@@ -4,7 +4,7 @@ Stable-Baselines3 looks these up on the class of an algorithm, so they are one c
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +12,16 @@ from typing import Annotated, Any, Self, cast
 
 import gymnasium as gym
 import numpy as np
+import torch
 from annotated_types import Ge, Lt
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rltransformers.core.described import count
+from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import check_folder
 from rltransformers.core.guard import Guard, named_fault, raised_in_reset, reset_rows, warn_of_statistics
@@ -28,6 +31,7 @@ from rltransformers.core.values import episode_record, success_of, to_tensor
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 from rltransformers.policies.observations import tree_space
+from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
 from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.training.actor import Actor
@@ -69,6 +73,32 @@ class OnlineAgent(StoredAgent):
     max_grad_norm: float
     gamma: float
     scale_rewards: bool
+
+    def __init__(
+        self,
+        policy: str | type[BasePolicy],
+        env: Any,
+        *,
+        learning_rate: Scheduled,
+        tensorboard_log: str | os.PathLike[str] | None,
+        policy_kwargs: Mapping[str, Any] | None,
+        device: torch.device | str,
+        needs_env: bool,
+        **settings: Any,
+    ) -> None:
+        """``settings`` are the other arguments of the algorithm of Stable-Baselines3."""
+        kind = named_policy(policy, self.policy_aliases)
+        if env is None and needs_env:
+            raise ConfigError("env is None, but an agent learns in one: give an environment id or an environment")
+        super().__init__(
+            kind,
+            as_vec_env(env) if isinstance(env, str) else env,
+            learning_rate=as_schedule(learning_rate, "learning_rate"),
+            tensorboard_log=None if tensorboard_log is None else os.fspath(tensorboard_log),
+            policy_kwargs=policy_settings(kind, policy_kwargs or {}, "policy_kwargs."),
+            device=find_device(device),
+            **settings,
+        )
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
