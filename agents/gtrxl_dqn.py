@@ -62,14 +62,12 @@ MemoryRefresh = Literal["never", "update"]
 class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor: SB3 has a network of that name
     """Double Q-learning (arXiv 1509.06461) from replayed segments, GTrXL (arXiv 1910.06764) by default; for Discrete.
 
-    Used like any Stable-Baselines3 algorithm: ``learn``, ``predict``, ``save``, ``load``, ``save_replay_buffer``,
-    callbacks, logger, ``VecNormalize`` and ``evaluate_policy`` work as they do there.
+    Used like any Stable-Baselines3 algorithm, ``save_replay_buffer`` included.
 
     Args:
         policy: ``"GTrXLQPolicy"``, or a subclass of it.
-        env: as for ``GTrXLPPO``.
-        learning_rate: a number; ``{"start": a, "end": b}`` for a linear change over the run (with ``"fraction": f``,
-            over its first part f); or a function of the remaining progress (1 to 0).
+        env, learning_rate, gamma, max_grad_norm, acting, stats_window_size, tensorboard_log, verbose, seed, device: as
+            for ``GTrXLPPO``.
         buffer_size: steps that are kept, of all environments together; the newest whole segments of every environment.
         learning_starts: environment steps with random actions before the first update.
         batch_size: segments per update.
@@ -83,7 +81,6 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         target_update_interval: updates between two moves of the target network.
         tau: share of the way that the target network moves; 1 copies the network, 0.005 with an interval of 1 is
             Polyak's average.
-        gamma: discount.
         n_step: steps of rewards in a target, 1 to 5; fewer where the episode ends.
         value_rescale: whether the network estimates h(value), h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x (arXiv
             1805.11593), for returns of very different sizes.
@@ -93,12 +90,10 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         exploration: share of random actions: ``"ladder"`` gives environment i 0.4^(1 + 7 i / (E - 1)) (Ape-X, arXiv
             1803.00933); or one for all of them, a number or a schedule like
             ``{"start": 1.0, "end": 0.05, "fraction": 0.1}``.
-        max_grad_norm: bound of the gradient norm.
         memory_refresh: what happens to the memory of running episodes when weights change. ``"never"``: keys and values
             follow the new weights, what they are made from stays. ``"update"``: after every round of updates the
             newest steps are encoded again.
         checkpoint_replay: whether checkpoints hold the replay, without which a resumed run fills a new one.
-        acting, stats_window_size, tensorboard_log, verbose, seed, device: as for ``GTrXLPPO``.
         policy_kwargs: arguments of ``GTrXLQPolicy`` as JSON values, or with a ``BackboneConfig`` under ``"backbone"``.
 
     Raises:

@@ -62,23 +62,15 @@ Multiplier = Annotated[float, Ge(1e-8), Le(1e6)]
 class GTrXLVMPO(OnPolicyMemoryAgent):
     """V-MPO (arXiv 1909.12238), the algorithm of the GTrXL paper (arXiv 1910.06764), with a transformer that remembers.
 
-    Used like any Stable-Baselines3 algorithm: ``learn``, ``predict``, ``save``, ``load``, callbacks, logger,
-    ``VecNormalize`` and ``evaluate_policy`` work as they do there. ``policy`` is the learner, which ``predict`` and
-    ``export`` use; ``target`` is the policy that acts in training.
+    ``policy`` is the learner, which ``predict`` and ``export`` use; ``target`` is the policy that acts in training.
 
     Args:
-        policy: ``"GTrXLPolicy"``, or a subclass of it.
-        env: environment id, a function or a class that makes an environment, Gymnasium environment, Stable-Baselines3
-            ``VecEnv``, or Gymnasium vector environment in any autoreset mode. Observations and actions may be nested
-            Dicts and Tuples. Its copies in this process are wrapped in a ``CheckedEnv`` from then on.
-        learning_rate: a number; ``{"start": a, "end": b}`` for a linear change over the run (with ``"fraction": f``,
-            over its first part f); or a function of the remaining progress (1 to 0).
+        policy, env, learning_rate, n_epochs, gamma, max_grad_norm, popart, scale_rewards, gradient_window, acting,
+            stats_window_size, tensorboard_log, verbose, seed, device: as for ``GTrXLPPO``.
         n_steps: length of a segment: steps per environment between two updates. Returns are bootstrapped at its end.
         batch_size: steps per minibatch; whole segments are kept together, so a multiple of ``n_steps``. The better half
             of a minibatch is what the policy learns from, so 256 and more. None: a quarter of the environments, more
             where that is below 256 steps.
-        n_epochs: passes over the rollout per update.
-        gamma: discount.
         target_update_interval: gradient steps of the learner after which the target becomes a copy of it; copies are
             made between rollouts, so that all steps of one are of one policy.
         tau: share of the learner in a renewed target, as in Stable-Baselines3: 1 makes it a copy; below 1 it is an
@@ -91,26 +83,12 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         alpha_init: first penalty of every bound.
         multiplier_learning_rate: of the temperature and the penalties; Adam moves their logarithms by this much a step.
         vf_coef: weight of the value error, half a squared difference.
-        max_grad_norm: bound of the gradient norm.
-        popart: let the value function learn in units in which returns have mean 0 and deviation 1 (PopArt, arXiv
-            1809.04474); the step of its running statistics per minibatch. None: it learns in units of the reward.
-        scale_rewards: divide rewards by the running deviation of the discounted return, as ``VecNormalize`` does; the
-            statistics are part of the agent. Left to ``VecNormalize`` where that has ``norm_reward=True``.
-        gradient_window: steps through which gradient flows inside a segment; None for the whole segment.
         memory_refresh: which memory the learner begins a segment with. ``"never"``: what the target wrote while it
             acted, made by older weights. ``"update"``: its own, made by encoding every rollout again after the update
             on it; a target that becomes a copy of the learner takes this memory over. ``"epoch"``: in addition, before
             every epoch but the first, made anew by encoding the rollout before this one with the current weights.
-        acting: ``"compiled"`` takes steps of acting as machine code, made once per kind of policy and machine (about
-            half a minute), and kept in the user's cache folder; ``"eager"`` as PyTorch operations. Both compute the
-            same.
-        stats_window_size: episodes in the reported means.
-        tensorboard_log: folder for TensorBoard; None for no log.
         policy_kwargs: arguments of ``GTrXLPolicy`` as JSON values, or with a ``BackboneConfig`` under ``"backbone"``;
             ``{"shared_backbone": False}`` gives the value function a trunk of its own.
-        verbose: 0 silent, 1 progress.
-        seed: of weights, sampled actions, minibatches and environments; None for a random one.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``.
 
     Raises:
         ConfigError: for a setting that cannot work, an unsupported space, or an unknown policy argument.
