@@ -32,31 +32,16 @@ from rltransformers.policies.observations import tree_space
 from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.normalization import check_outermost
-from rltransformers.training.online.exploration import Exploration, check_exploration, exploration_rates
+from rltransformers.training.online import replay_data
 from rltransformers.training.online.online_agent import OnlineAgent
-from rltransformers.training.online.replay_data import (
-    check_priorities,
-    check_replay_room,
-    context_of,
-    draw_of_all,
-    layout_of,
-    load_replay,
-    normalized,
-    own_window,
-    pack_observation,
-    part_of_replay,
-    prioritize_own,
-    raw_last,
-    raw_observation,
-    restore_replay,
-    rows_of_replay,
-    save_replay,
-    unpack_observation,
-)
-from rltransformers.training.schedules import Scheduled
+from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.update import add_auxiliary, descend, log_losses, maintain, memory_panel
 
 MemoryRefresh = Literal["never", "update"]
+LADDER = "ladder"
+Exploration = Literal["ladder"] | Scheduled
+"""Rates of environments that differ by powers, or one rate of all of them that may change over the run."""
+BASE, STEEPNESS = 0.4, 7.0
 
 
 class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor: SB3 has a network of that name
@@ -176,7 +161,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         check_exploration(self.exploration)
         self.sharing.check(None, self.batch_size)
         self._make_policy()
-        self.context = context_of(self.burn_in, self.policy.actor.backbone.receptive_field)
+        self.context = replay_data.context_of(self.burn_in, self.policy.actor.backbone.receptive_field)
         # Of a checkpoint, for the environment that may be set later.
         self._stored: dict[str, Any] = {"replay": None, "last_raw_observation": None}
         self._raw_obs: Any = None  # what the last observation was before VecNormalize, of a checkpoint
@@ -191,8 +176,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         leaves = self.policy.seen_leaves | leaf_spaces(space)
         room = self.buffer_size // self.sharing.size
         if self.prioritized:
-            check_priorities(self.buffer_size // self.segment_length)
-        check_replay_room(room, leaves)
+            replay_data.check_priorities(self.buffer_size // self.segment_length)
+        replay_data.check_replay_room(room, leaves)
         sizes = self.segment_length, self.context, self.n_step
         return SegmentReplay(room, self.n_envs, *sizes, leaves, self.action_space)
 
@@ -221,7 +206,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         for step in range(train_freq.frequency):
             episode_starts = cast(np.ndarray, self._last_episode_starts)
             first = to_tensor(episode_starts, self.device)
-            raw = raw_observation(normalizer, self._observation, self._raw_obs)
+            raw = replay_data.raw_observation(normalizer, self._observation, self._raw_obs)
             if policy.masks_beside:
                 raw[ACTION_MASK] = seen[ACTION_MASK]
             noise = policy.exploration(self._rates(), self._action_generator)[self.own_envs]
@@ -234,7 +219,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             earned = unscaled if normalizer is None else normalizer.get_original_reward()
             replay_buffer.add(raw, actions, earned, episode_starts, terminal, counts)
             if cut:
-                replay_buffer.add_last(cut, raw_last(normalizer, last))
+                replay_buffer.add_last(cut, replay_data.raw_last(normalizer, last))
             callback.update_locals(locals())
             going_on = bool(callback.on_step()) and going_on
             self._update_info_buffer(infos, dones)
@@ -275,8 +260,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         losses: list[DQNLoss] = []
         norms: list[float] = []
         for _ in range(gradient_steps):
-            draw, takers = draw_of_all(replay, batch_size, self._batch_generator, self.prioritized, sharing)
-            window = self._normalized(own_window(replay, draw, takers, sharing).trimmed())
+            draw, takers = replay_data.draw_of_all(replay, batch_size, self._batch_generator, self.prioritized, sharing)
+            window = self._normalized(replay_data.own_window(replay, draw, takers, sharing).trimmed())
             now = policy.evaluate_window(window)
             with torch.no_grad():
                 later = policy.evaluate_window(window, target=True)
@@ -290,7 +275,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             norm = descend(policy, loss.total, policy.learned, self.max_grad_norm, self._n_updates, sharing)
             norms.append(float(norm))
             if self.prioritized:
-                prioritize_own(replay, draw, loss.priorities, sharing)
+                replay_data.prioritize_own(replay, draw, loss.priorities, sharing)
             self._n_updates += 1
             if self._n_updates % self.target_update_interval == 0:
                 policy.follow(self.tau)
@@ -304,7 +289,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
 
     def _normalized(self, window: Window) -> Window:
         """A window as the policy sees it, on its device."""
-        return normalized(self._vec_normalize_env, self._own_scale, window, self.policy.leaf_types).to(self.device)
+        normalizer, scale = self._vec_normalize_env, self._own_scale
+        return replay_data.normalized(normalizer, scale, window, self.policy.leaf_types).to(self.device)
 
     def _renewed_memory(self, replay: SegmentReplay) -> PolicyState:
         """Keys and values of the acting memory always follow the new weights; what they are made from may too."""
@@ -363,7 +349,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         """
         if self.replay_buffer is None:
             raise ConfigError("this agent has no environment and so no replay to save")
-        save_replay(path, self.replay_buffer, self.action_space, self.sharing)
+        replay_data.save_replay(path, self.replay_buffer, self.action_space, self.sharing)
 
     @strict
     def load_replay_buffer(self, path: File, truncate_last_traj: bool = True) -> None:
@@ -380,7 +366,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
                 "a replay file cannot go on with its running episodes: GTrXLDQN.save and GTrXLDQN.load can, or leave "
                 "truncate_last_traj=True"
             )
-        load_replay(path, self.replay_buffer, self.action_space, self.sharing)
+        replay_data.load_replay(path, self.replay_buffer, self.action_space, self.sharing)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Replace the environment as ``GTrXLPPO`` does; a replay that waits for one, after ``load``, is taken over."""
@@ -393,10 +379,10 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         replay = self.replay_buffer
         if replay is None:
             return self._stored
-        raw = pack_observation(self._vec_normalize_env, self._last_obs, self._raw_obs)
-        rows = rows_of_replay(replay, self.sharing) if self.checkpoint_replay else None
+        raw = replay_data.pack_observation(self._vec_normalize_env, self._last_obs, self._raw_obs)
+        rows = replay_data.rows_of_replay(replay, self.sharing) if self.checkpoint_replay else None
         return {
-            "replay": None if rows is None else {"layout": layout_of(replay, self.sharing), "rows": rows},
+            "replay": None if rows is None else {"layout": replay_data.layout_of(replay, self.sharing), "rows": rows},
             "last_raw_observation": self.sharing.to_leader(raw),
         }
 
@@ -407,18 +393,40 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
 
     def _take_over(self) -> None:
         """The raw observation and the replay of a checkpoint; a replay of another form is left out, with a warning."""
-        self._raw_obs = unpack_observation(self._stored["last_raw_observation"], self._vec_normalize_env)
+        self._raw_obs = replay_data.unpack_observation(self._stored["last_raw_observation"], self._vec_normalize_env)
         replay, stored = cast(SegmentReplay, self.replay_buffer), self._stored["replay"]
         self._stored["replay"] = None  # it would stay beside the replay that takes its rows over
         if stored is None:
             return
-        wanted = layout_of(replay, self.sharing)
+        wanted = replay_data.layout_of(replay, self.sharing)
         if stored["layout"] == wanted:
-            restore_replay(replay, part_of_replay(stored["rows"], replay, self.sharing))
+            replay_data.restore_replay(replay, stored["rows"], self.sharing)
         elif stored["rows"]["rewards"].numel():
             warnings.warn(
                 f"the replay of the checkpoint is left out and a new one filled: it is one of {stored['layout']}, this "
                 f"agent's is {wanted}; it is kept with the same number of environments, buffer_size and segment_length",
                 UserWarning,
                 stacklevel=2,
+            )
+
+
+def exploration_rates(exploration: Any, progress: float, n_envs: int) -> np.ndarray:
+    """The share of random actions of every environment [E] at a remaining progress (1 to 0).
+
+    The ladder is that of Ape-X (Horgan et al. 2018, arXiv 1803.00933, section 4.1): environment i explores with
+    0.4^(1 + 7 i / (E - 1)), from 0.4 down to 0.00066; an only environment stands in its middle, 0.016.
+    """
+    if exploration == LADDER:
+        rung = np.linspace(0.0, 1.0, n_envs) if n_envs > 1 else np.full(1, 0.5)
+        return BASE ** (1.0 + STEEPNESS * rung)
+    return np.full(n_envs, as_schedule(exploration, "exploration")(progress))
+
+
+def check_exploration(exploration: Any) -> None:
+    """Raise ConfigError unless rates are probabilities at both ends of a run."""
+    for progress in (1.0, 0.0):
+        if not 0.0 <= (rate := float(exploration_rates(exploration, progress, 1)[0])) <= 1.0:
+            raise ConfigError(
+                f"exploration is a probability, got {rate} at progress {progress}; give numbers from 0 to 1, or "
+                f"{LADDER!r} for a rate of every environment"
             )

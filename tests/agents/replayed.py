@@ -63,7 +63,7 @@ def replay_of(model: GTrXLDQN) -> SegmentReplay:
 
 def train_on(model: GTrXLDQN, window: Window) -> dict[str, float]:
     """Metrics of an update on this window in place of a drawn one."""
-    with patch("rltransformers.agents.gtrxl_dqn.own_window", lambda *_: window):
+    with patch("rltransformers.training.online.replay_data.own_window", lambda *_: window):
         model.train(1, len(window.weights))
     return model.logger.name_to_value
 

@@ -11,12 +11,11 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import Tensor
 
-from rltransformers.agents import GTrXLDQN
+from rltransformers.agents.gtrxl_dqn import GTrXLDQN, exploration_rates
 from rltransformers.backbone import PRESETS, Backbone
 from rltransformers.core.errors import ConfigError
 from rltransformers.data.replay import Draw, Window
 from rltransformers.policies.action_heads import ActionHead
-from rltransformers.training.online.exploration import exploration_rates
 from tests.agents.replayed import EVERYTHING, N_STEP, SEGMENT, TINY, agent, collect, replay_of, strolls, train_on
 from tests.agents.rollouts import ACTING
 from tests.agents.test_gtrxl_ppo_envs import ResetRows

@@ -57,11 +57,7 @@ def check_priorities(segments: int) -> None:
 
 
 def context_of(burn_in: int | None, receptive_field: int | None) -> int:
-    """The rows of context in front of a segment: what is asked for, or as many as the backbone can look back.
-
-    Raises:
-        ConfigError: where nothing is asked for and the backbone knows no bound.
-    """
+    """The rows of context in front of a segment: what is asked for, or as many as the backbone can look back."""
     if burn_in is not None:
         return burn_in
     if receptive_field is None:
@@ -132,11 +128,7 @@ def pack_observation(normalizer: VecNormalize | None, observation: Any, stored: 
 
 
 def unpack_observation(packed: Any, normalizer: VecNormalize | None) -> dict[str, np.ndarray] | None:
-    """The inverse of ``pack_observation``.
-
-    Raises:
-        CheckpointError, DataError: for what is no observation.
-    """
+    """The inverse of ``pack_observation``; raises CheckpointError or DataError for what is no observation."""
     if packed is None or normalizer is None:
         return None
     held = check(packed, dict[str, Tensor], "last_raw_observation")
@@ -162,10 +154,10 @@ def normalized(
         observations = {path: to_tensor(leaf, CPU) for path, leaf in _by_key(normalizer.normalize_obs, arrays).items()}
     change: Any = scale or (None if normalizer is None else normalizer.normalize_reward)
     if change is not None:
-        scaled: dict[str, Any] = {
-            name: _scaled(change, getattr(window, name)) for name in ("rewards", "previous_rewards")
-        }
-        window = replace(window, **scaled)
+        for name in ("rewards", "previous_rewards"):
+            rewards = getattr(window, name)
+            scaled: Any = to_tensor(change(rewards.numpy()), CPU, rewards.dtype)
+            window = replace(window, **{name: scaled})
     return replace(window, observations={path: leaf.to(types[path]) for path, leaf in observations.items()})
 
 
@@ -173,10 +165,6 @@ def _by_key(change: Any, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
     if "" in leaves:  # beside it stands at most a mask of actions
         return dict(leaves) | {"": change(leaves[""])}
     return dict(change(dict(leaves)))
-
-
-def _scaled(change: Any, rewards: Tensor) -> Tensor:
-    return to_tensor(change(rewards.numpy()), CPU, rewards.dtype)
 
 
 # Files
@@ -193,13 +181,16 @@ def contents_of_replay(replay: SegmentReplay, action_space: Space) -> dict[str, 
     return {"observations": leaves, "action_space": space_to_json(action_space)}
 
 
-def restore_replay(replay: SegmentReplay, stored: Any) -> None:
-    """Take over a stored replay.
+def restore_replay(replay: SegmentReplay, stored: Any, sharing: Sharing) -> None:
+    """Take over the rows of ``rows_of_replay``, of the environments of this process.
 
     Raises:
         CheckpointError: names the first part that does not belong to such a replay.
     """
     state = check(stored, Mapping[str, Any], "replay")
+    if not sharing.is_single:
+        block = sharing.block(replay.n_envs)
+        state = _replay_of_all(state, lambda rows: rows_of(rows, block), state["largest_priority"])
     used = check_tensor(state["rewards"], "replay.rewards", (replay.n_envs, None), torch.float32).shape[1]
     if used > replay.rows:
         raise CheckpointError(f"replay.rewards has {used} rows, there is room for {replay.rows}")
@@ -216,21 +207,13 @@ def restore_replay(replay: SegmentReplay, stored: Any) -> None:
 def rows_of_replay(replay: SegmentReplay, sharing: Sharing) -> dict[str, Any]:
     """``state_dict`` of a replay of the environments of all processes, on the first one."""
     (used,) = sharing.max(replay.used)
-    return replay_of_all(replay.state_dict(int(used)), sharing.to_leader, *sharing.max(replay.largest_priority))
+    return _replay_of_all(replay.state_dict(int(used)), sharing.to_leader, *sharing.max(replay.largest_priority))
 
 
-def part_of_replay(state: Any, replay: SegmentReplay, sharing: Sharing) -> Any:
-    """The rows of ``rows_of_replay``, for the environments of this process, whose ``replay`` takes it over."""
-    if sharing.is_single:
-        return state
-    return replay_of_all(state, lambda rows: rows_of(rows, sharing.block(replay.n_envs)), state["largest_priority"])
-
-
-def replay_of_all(state: Mapping[str, Any], change: Callable[[Any], Any], largest: float) -> dict[str, Any]:
+def _replay_of_all(state: Mapping[str, Any], change: Callable[[Any], Any], largest: float) -> dict[str, Any]:
     """The state of a replay whose tensors, with a row for each environment, went through ``change``."""
-    return change({name: each for name, each in state.items() if name != "largest_priority"}) | {
-        "largest_priority": largest
-    }
+    tensors = {name: tensor for name, tensor in state.items() if name != "largest_priority"}
+    return change(tensors) | {"largest_priority": largest}
 
 
 def save_replay(path: File, replay: SegmentReplay, action_space: Space, sharing: Sharing) -> None:
@@ -263,5 +246,5 @@ def load_replay(path: File, replay: SegmentReplay, action_space: Space, sharing:
                 f"{file_name(path)} is a replay of another environment: its {name} {other}, this agent's {value}"
             )
     with contents_of(path, KIND):
-        restore_replay(replay, part_of_replay(checkpoint.tensors["replay"], replay, sharing))
+        restore_replay(replay, checkpoint.tensors["replay"], sharing)
     replay.part()
