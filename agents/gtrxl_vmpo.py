@@ -32,10 +32,9 @@ from rltransformers.core.ranges import (
 from rltransformers.data.rollout import Recorded
 from rltransformers.functional.modules import approach
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.steps import Acting, ActorCriticMachine
-from rltransformers.training.online.carry import MemoryRefresh, on_device
+from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.parameters import uncompiled
 from rltransformers.training.schedules import Scheduled
@@ -281,10 +280,8 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
             record(f"train/kl_{kind}", float(values.mean()))
         record("train/kl", float(torch.stack(list(divergences.values())).sum(0).mean()))
 
-    # Files
-
     def _own_tensors(self) -> dict[str, Any]:
-        memory = self.carry.own_memory if self._lost_steps == 0 else None  # which is that of the last update
+        memory = None if self._lost_steps else self.carry.own_memory  # which is that of the last update
         return {
             "target": self.target.state_dict(),
             "target_age": self.carry.target_age,
@@ -301,8 +298,3 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         if tensors["own_memory"] is not None:
             blank = self.policy.initial_state(self.n_envs, cached=False)
             check_same(tensors["own_memory"], blank.tensors(), "own_memory", n_envs)
-
-    def _restore_place(self, tensors: Mapping[str, Any]) -> None:
-        super()._restore_place(tensors)
-        if tensors["own_memory"] is not None:
-            self.carry.own_memory = PolicyState.from_tensors(on_device(tensors["own_memory"], self.device))

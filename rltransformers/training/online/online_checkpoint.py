@@ -134,6 +134,8 @@ def restore_place(agent: Any, tensors: Mapping[str, Any]) -> None:
         CheckpointError, DataError: for what is none of the space.
     """
     agent.carry.acting = PolicyState.from_tensors(on_device(tensors["acting"], agent.device))
+    if tensors.get("own_memory") is not None:
+        agent.carry.own_memory = PolicyState.from_tensors(on_device(tensors["own_memory"], agent.device))
     space = agent.observation_space
     observed = check(tensors["last_observation"], dict[str, Tensor], "last_observation")
     leaves = {path: leaf.numpy() for path, leaf in observed.items()}

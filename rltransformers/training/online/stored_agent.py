@@ -137,10 +137,6 @@ class StoredAgent(BaseAlgorithm):
     def _restore_own(self, tensors: Mapping[str, Any], n_envs: int) -> None:
         """Restore ``_own_tensors`` of an agent with ``n_envs`` environments."""
 
-    def _restore_place(self, tensors: Mapping[str, Any]) -> None:
-        """Go on where acting stopped."""
-        restore_place(self, tensors)
-
     @classmethod
     @strict
     def load(
@@ -224,7 +220,7 @@ class StoredAgent(BaseAlgorithm):
             with contents_of(path, cls.kind):
                 if restorable:
                     restore_environment(cast(VecEnv, vec_env), state)
-                agent._restore_place(tensors)
+                restore_place(agent, tensors)
         return cast(Self, agent)
 
     @strict
