@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Le
+from gymnasium import spaces
 
 from rltransformers.algorithms.ppo import (
     PPOLoss,
@@ -20,6 +21,7 @@ from rltransformers.algorithms.ppo import (
     ppo_loss,
     standard_scores,
 )
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import (
     Count,
     Fraction,
@@ -32,12 +34,12 @@ from rltransformers.core.ranges import (
     WholeNumber,
     strict,
 )
+from rltransformers.core.spaces import leaf_spaces
 from rltransformers.data.rollout import Recorded
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
-from rltransformers.training.online.rollout_settings import check_advantages, check_barrier
 from rltransformers.training.schedules import Scheduled, as_schedule, value_at
 from rltransformers.training.update import (
     add_auxiliary,
@@ -181,8 +183,18 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        check_barrier(self.barrier_coef, self.action_space)
-        check_advantages(self.normalize_advantage, self.least_advantage_std, self.n_steps * self.all_envs)
+        boxes = any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(self.action_space).values())
+        if self.barrier_coef != 0.0 and boxes:
+            raise ConfigError("barrier_coef is for actions that can be counted; with a Box of actions use ent_coef")
+        if self.least_advantage_std and not self.normalize_advantage:
+            raise ConfigError(
+                f"least_advantage_std={self.least_advantage_std} bounds what normalized advantages are divided by, but "
+                "normalize_advantage is False; set normalize_advantage=True, or least_advantage_std=0"
+            )
+        if self.n_steps * self.all_envs == 1 and self.normalize_advantage:
+            raise ConfigError(
+                "one step of one environment has no advantages to normalize; raise n_steps or turn it off"
+            )
         super()._setup_model()
 
     def train(self) -> None:

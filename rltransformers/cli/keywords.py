@@ -21,8 +21,8 @@ from rltransformers.policies.memory_policy import check_dropout
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.training.offline.settings import PolicySettings, backbone_config
+from rltransformers.training.online.on_policy_agent import check_batch_size
 from rltransformers.training.online.online_agent import OnlineAgent
-from rltransformers.training.online.rollout_settings import check_batch_size
 from rltransformers.training.runs.experiment import AgentName, ExperimentConfig
 
 MEMORY_AGENTS: Mapping[AgentName, type[OnlineAgent]] = {

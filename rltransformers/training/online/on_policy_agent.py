@@ -1,7 +1,4 @@
-"""Base of online agents that learn from the steps just taken: rollouts and their ends, minibatches, the memory.
-
-Axes: E environments, T steps.
-"""
+"""Base of online agents that learn from the steps just taken. Axes: E environments, T steps."""
 
 import os
 import warnings
@@ -17,13 +14,20 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rltransformers.core.checkpoint import File
+from rltransformers.core.device import check_memory
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import strict
 from rltransformers.core.values import to_tensor
-from rltransformers.data.rollout import RolloutBuffer
+from rltransformers.data.rollout import RolloutBuffer, bytes_of, observation_layout
 from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.policies.observations import tree_space
 from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.online_agent import OnlineAgent
-from rltransformers.training.online.rollout_settings import check_batch_size, check_room
+
+BYTES_BESIDE = 24
+"""Of a step beside its observation: action, reward, value, log-probability, last value, flags; at least."""
+BYTES_OF_TENSORS = 400
+"""Of a step of all environments, for what torch keeps of a handful of tensors beside their numbers."""
 
 
 class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
@@ -48,15 +52,16 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         check_batch_size(self.batch_size, self.n_steps)
         rows = self._rows_per_batch()
         self.sharing.check(self.policy_kwargs.get("readout"), rows, self.all_envs % rows or rows)
-        check_room(self.n_envs, self.n_steps, self.observation_space, self.device)
+        step = bytes_of(observation_layout(tree_space(self.observation_space))) + BYTES_BESIDE
+        room = self.n_steps * (self.n_envs * step + BYTES_OF_TENSORS)
+        what = f"n_steps ({self.n_steps}) steps of {self.n_envs} environments need"
+        check_memory(room, what, "lower n_steps or the number of environments", self.device)
         self._make_policy(self.popart)
         self.rollout_buffer = RolloutBuffer(  # type: ignore[assignment]  # segments with memory in place of SB3's buffer
             self.n_envs, self.n_steps, self.policy.seen_leaves, self.action_space, self.device
         )
         self._begin_run()
         self._rollout_from: int | None = None  # steps at the start of a rollout that no update has learned from yet
-
-    # Rollout
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         """One segment of every environment; False when a callback ends training.
@@ -113,8 +118,6 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         self._rollout_from = self.carry.own_memory = None
         return False
 
-    # Files
-
     @property
     def _lost_steps(self) -> int:
         """Steps of the running rollout, from which no update has learned yet."""
@@ -141,8 +144,6 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             )
         super().save(path, exclude, include)
 
-    # Update
-
     def _begin_update(self) -> None:
         self._rollout_from = None
         super()._begin_update()
@@ -166,3 +167,13 @@ def _cut(infos: list[dict[str, Any]], dones: np.ndarray, observations: Any) -> l
         return infos[row] | {"terminal_observation": last, "TimeLimit.truncated": True}
 
     return [info if dones[row] else cut(row) for row, info in enumerate(infos)]
+
+
+def check_batch_size(batch_size: int | None, n_steps: int) -> None:
+    """Raise ConfigError unless minibatches hold whole segments."""
+    if batch_size is not None and batch_size % n_steps:
+        nearest = max(n_steps, round(batch_size / n_steps) * n_steps)
+        raise ConfigError(
+            f"batch_size ({batch_size}) must be a multiple of n_steps ({n_steps}), because segments are "
+            f"kept whole; nearest that is: {nearest}"
+        )
