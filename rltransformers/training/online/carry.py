@@ -1,7 +1,7 @@
 """Memory and steps that an online agent carries from one update to the next. Axis letter: E environments."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -38,8 +38,7 @@ class Carry:
 
 def segment_tensors(segment: Segment) -> dict[str, Any]:
     """Every tensor of a segment by name."""
-    tensors = {field.name: getattr(segment, field.name) for field in fields(Segment)}
-    return tensors | {"memory": segment.memory.tensors()}
+    return vars(segment) | {"memory": segment.memory.tensors()}
 
 
 def segment_of(tensors: Mapping[str, Any]) -> Segment:
@@ -50,11 +49,7 @@ def segment_of(tensors: Mapping[str, Any]) -> Segment:
 def stored_segment(
     tensors: Mapping[str, Any] | None, policy: GTrXLPolicy, n_envs: int, device: torch.device
 ) -> Segment | None:
-    """The segment of ``segment_tensors``, for ``n_envs`` environments; None for None.
-
-    Raises:
-        CheckpointError: names the first part that does not belong to a segment of ``policy``.
-    """
+    """The segment of a checkpoint of ``n_envs`` environments; raises CheckpointError unless it is one of ``policy``."""
     if tensors is None:
         return None
     tensors = on_device(check(tensors, Mapping[str, Any], "segment"), device)

@@ -1,13 +1,14 @@
-"""Tensors of a checkpoint of an online agent: what changes while it learns. Axis letter: E environments."""
+"""Tensors of a checkpoint of an online agent: what changes while it learns."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from annotated_types import Ge, Le, Lt
 from gymnasium import spaces
+from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
 from rltransformers.core.checkpoint import (
@@ -19,7 +20,8 @@ from rltransformers.core.checkpoint import (
     unpack_arrays,
 )
 from rltransformers.core.device import CPU
-from rltransformers.core.ranges import check
+from rltransformers.core.errors import CheckpointError
+from rltransformers.core.ranges import WholeNumber, check, shown
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves
 from rltransformers.core.values import check_observations, to_tensor
 from rltransformers.core.world import rows_of
@@ -27,7 +29,6 @@ from rltransformers.envs.saving import environment_state, joined_states, part_of
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.online.carry import on_device, segment_tensors, stored_segment
-from rltransformers.training.online.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.parameters import uncompiled
 
 GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
@@ -36,6 +37,45 @@ COUNTERS: dict[str, Any] = {
     **dict.fromkeys(("num_timesteps", "_total_timesteps", "_episode_num", "_n_updates"), Counter),
     "_current_progress_remaining": Annotated[float, Ge(0), Le(1)],
 }
+
+STORABLE = (bool, int, float, str, np.generic)
+"""Values of a logger that a checkpoint can hold."""
+
+
+class UnwrittenMetrics:
+    """Metrics that were recorded and not written yet, carried over a checkpoint, so that no line of the log has a gap.
+
+    Args:
+        stored: {name: (value, count, excluded)}, what ``to_store`` gave.
+
+    Raises:
+        CheckpointError: for what is no number and no text.
+        ConfigError: for what is no such mapping.
+    """
+
+    def __init__(self, stored: Mapping[str, Any] | None = None) -> None:
+        checked = check(stored or {}, dict[str, tuple[Any, WholeNumber, Sequence[str]]], "metrics")
+        for name, (value, *_) in checked.items():
+            if not isinstance(value, STORABLE):
+                raise CheckpointError(f"metrics.{name} must be a number or a text, got {shown(value)}")
+        self._waiting: dict[str, Any] = checked
+
+    def to_store(self, logger: Logger | None) -> dict[str, Any]:
+        """Metrics that still wait, or that the logger will write next."""
+        if self._waiting or logger is None:
+            return self._waiting
+        return {
+            name: (value, logger.name_to_count.get(name, 0), logger.name_to_excluded[name])
+            for name, value in logger.name_to_value.items()
+            if isinstance(value, STORABLE)
+        }
+
+    def hand_to(self, logger: Logger) -> None:
+        """Let the logger write what waits."""
+        for name, (value, count, excluded) in self._waiting.items():
+            logger.record(name, value, exclude=tuple(excluded))
+            logger.name_to_count[name] = count
+        self._waiting = {}
 
 
 def _plain_part(info: Mapping[Any, Any]) -> dict[str, Any]:
