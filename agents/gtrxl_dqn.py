@@ -347,9 +347,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         Raises:
             ConfigError: when the agent has no environment and so no replay.
         """
-        if self.replay_buffer is None:
-            raise ConfigError("this agent has no environment and so no replay to save")
-        replay_data.save_replay(path, self.replay_buffer, self.action_space, self.sharing)
+        self._check_env()
+        replay_data.save_replay(path, cast(SegmentReplay, self.replay_buffer), self.action_space, self.sharing)
 
     @strict
     def load_replay_buffer(self, path: File, truncate_last_traj: bool = True) -> None:
@@ -359,14 +358,13 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             CheckpointError: when the file is missing, corrupt or something else.
             ConfigError: for a replay with other settings, an agent without environment, ``truncate_last_traj=False``.
         """
-        if self.replay_buffer is None:
-            raise ConfigError("this agent has no environment and no replay; load it with GTrXLDQN.load(path, env=env)")
+        self._check_env()
         if not truncate_last_traj:
             raise ConfigError(
                 "a replay file cannot go on with its running episodes: GTrXLDQN.save and GTrXLDQN.load can, or leave "
                 "truncate_last_traj=True"
             )
-        replay_data.load_replay(path, self.replay_buffer, self.action_space, self.sharing)
+        replay_data.load_replay(path, cast(SegmentReplay, self.replay_buffer), self.action_space, self.sharing)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Replace the environment as ``GTrXLPPO`` does; a replay that waits for one, after ``load``, is taken over."""

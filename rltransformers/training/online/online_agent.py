@@ -1,7 +1,4 @@
-"""Base of online agents with memory: environments, checkpoints, random streams, a log that survives a stop.
-
-Stable-Baselines3 looks these up on the class of an algorithm, so they are one class under the agents and not functions.
-"""
+"""Base of online agents with memory: one class, because Stable-Baselines3 looks these methods up on an algorithm."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -105,11 +102,7 @@ class OnlineAgent(StoredAgent):
 
     @property
     def learning_rate(self) -> Any:
-        """A schedule; another number, line or function holds from the next update on.
-
-        Raises:
-            ConfigError: when it is set to something else.
-        """
+        """A schedule; another number, line or function holds from the next update on."""
         return self._learning_rate
 
     @learning_rate.setter
@@ -148,17 +141,8 @@ class OnlineAgent(StoredAgent):
         """Where the environments of this process stand among those of all."""
         return self.sharing.block(int(self.n_envs))
 
-    def _set_random_streams(self) -> None:
-        """Global generators, and those of sampled actions, of ``predict`` and of minibatches; alike everywhere."""
-        if not self.sharing.is_single:
-            drawn = int(np.random.SeedSequence().generate_state(1)[0]) % 2**31
-            self.seed = self.sharing.broadcast(drawn if self.seed is None else self.seed)
-        if self.seed is None:
-            self._begin_streams(None)
-        else:
-            self.set_random_seed(self.seed)
-
     def _begin_streams(self, seed: int | None) -> None:
+        """Generators of sampled actions, of ``predict`` and of minibatches."""
         streams = generators(seed, self.device)
         self._action_generator = streams.action.torch
         self._predict_generator = streams.model.torch
@@ -167,7 +151,13 @@ class OnlineAgent(StoredAgent):
     def _make_policy(self, popart: float | None = None) -> None:
         """Random streams, and the network on its device, with a value head that follows the returns at ``popart``."""
         self._setup_lr_schedule()
-        self._set_random_streams()
+        if not self.sharing.is_single:  # the streams are the same everywhere
+            drawn = int(np.random.SeedSequence().generate_state(1)[0]) % 2**31
+            self.seed = self.sharing.broadcast(drawn if self.seed is None else self.seed)
+        if self.seed is None:
+            self._begin_streams(None)
+        else:
+            self.set_random_seed(self.seed)
         self.policy_kwargs = with_masks(self.policy_kwargs, self.env, self.observation_space, self.action_space)
         make: Any = self.policy_class
         self.policy = make(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
@@ -192,6 +182,12 @@ class OnlineAgent(StoredAgent):
         if self.tensorboard_log is not None:
             check_folder(self.tensorboard_log, "tensorboard_log")
 
+    def _check_env(self) -> None:
+        if self.env is None:
+            raise ConfigError(
+                f"this agent has no environment to learn in; load it with {self.kind}.load(path, env=env)"
+            )
+
     def _look_at_environment(self) -> None:
         if self.env is not None:
             self._guard = Guard(self.env, self._steps_of_run, self.policy.masks, self.policy.masks_beside)
@@ -201,7 +197,6 @@ class OnlineAgent(StoredAgent):
     # Rollout
 
     def _steps_of_run(self) -> int:
-        """Steps of each environment so far."""
         return self.num_timesteps // self.n_envs
 
     @property
@@ -219,9 +214,6 @@ class OnlineAgent(StoredAgent):
 
         Returns observations, rewards, ends and infos as SB3 has them; which environments made a step, and no reset [E];
         and the rewards before the agent's own scale [E].
-
-        Raises:
-            DataError: for an exception of an environment (chained), and for rewards or flags that are none.
         """
         new_obs, unscaled, dones, infos = self._guard.step(actions)
         rewards, scale = unscaled, self._own_scale
@@ -238,11 +230,7 @@ class OnlineAgent(StoredAgent):
         return new_obs, rewards, dones, infos, ~resets, unscaled
 
     def _reset_environments(self) -> Any:
-        """The first observations of new episodes, which act next.
-
-        Raises:
-            DataError: for an exception of an environment (chained), and for what a ``VecNormalize`` must not take in.
-        """
+        """The first observations of new episodes, which act next."""
         self._last_obs = self._guard.reset()
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
         return self._last_obs
@@ -351,10 +339,7 @@ class OnlineAgent(StoredAgent):
             DataError: for a value outside its space, or an exception of the environment (chained); says where and when.
             ConfigError: when the agent was loaded without an environment.
         """
-        if self.env is None:
-            raise ConfigError(
-                f"this agent has no environment to learn in; load it with {self.kind}.load(path, env=env)"
-            )
+        self._check_env()
         name, interval = tb_log_name or self.kind, cast(int, log_interval)  # SB3 reads None too
         return super().learn(total_timesteps, callback, interval, name, reset_num_timesteps, progress_bar)  # type: ignore[safe-super]  # that of the algorithm beside this class
 
@@ -424,8 +409,7 @@ class OnlineAgent(StoredAgent):
         Raises:
             ConfigError: when the agent was loaded without an environment.
         """
-        if self.env is None:
-            raise ConfigError(f"this agent has no environment; load it with {self.kind}.load(path, env=env)")
+        self._check_env()
         self._seed_environments(seed)
         self._reset_environments()
 
