@@ -31,7 +31,7 @@ from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting
-from rltransformers.training.normalization import check_outermost
+from rltransformers.training.normalization import check_outermost, wrapper_between
 from rltransformers.training.online import replay_data
 from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.schedules import Scheduled, as_schedule
@@ -171,7 +171,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
     def _new_replay(self) -> SegmentReplay:
         normalizer = self._vec_normalize_env
         if normalizer is not None:
-            check_outermost(cast(VecEnv, self.env))
+            check_outermost(wrapper_between(self.env))
         space = tree_space(self.observation_space if normalizer is None else normalizer.venv.observation_space)
         leaves = self.policy.seen_leaves | leaf_spaces(space)
         room = self.buffer_size // self.sharing.size

@@ -21,13 +21,7 @@ from stable_baselines3.common.vec_env import (
 )
 from torch import Tensor
 
-from rltransformers.core.checkpoint import (
-    check_same,
-    check_tensor,
-    contents_of,
-    load_checkpoint,
-    save_checkpoint,
-)
+from rltransformers.core.checkpoint import check_same, check_tensor, contents_of, load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.ranges import LARGEST, NonNegativeNumber, UnitInterval, check, check_settings
 from rltransformers.core.spaces import leaf_spaces
@@ -107,11 +101,7 @@ def with_normalizer(env: VecEnv, packed: Mapping[str, Any] | None) -> VecEnv:
 
 
 def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], sharing: Sharing | None = None) -> None:
-    """Let ``wrapper`` go on from packed statistics; of the returns of all environments it takes those of this process.
-
-    Raises:
-        CheckpointError: for statistics of another shape.
-    """
+    """Let ``wrapper`` go on from packed statistics; of running returns it takes those of this process."""
     if wrapper.norm_obs:
         targets = _of_observations(wrapper)
         for path, moments in packed["observations"].items():
@@ -125,10 +115,7 @@ def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], sharing: Sh
 
 
 def check_same_observations(env: VecEnv, packed: Mapping[str, Any] | None) -> None:
-    """Raise ConfigError where ``env`` normalizes other observations than the environment of the packed statistics.
-
-    Other ones are those of another choice, and those behind another wrapper.
-    """
+    """Raise ConfigError where ``env`` normalizes other observations than ``packed``, or behind another wrapper."""
     wrapper = unwrap_vec_normalize(env)
     if wrapper is None or packed is None:
         return
@@ -219,10 +206,6 @@ def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> d
     """Checked statistics of ``pack_normalization`` for observations of ``space``, where no environment takes them.
 
     Where a wrapper stood between ``VecNormalize`` and the policy, the statistics are of another space, and not read.
-
-    Raises:
-        CheckpointError: for statistics of another shape.
-        ConfigError: for a setting of ``VecNormalize`` that is none.
     """
     shapes = {path: leaf.shape or () for path, leaf in leaf_spaces(space).items()}
     named = check(packed["observations"], Mapping[str, Any], "normalization.observations")
@@ -230,25 +213,22 @@ def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> d
         named = {}
     moments = [(f"observations.{path}", values, shapes[path]) for path, values in named.items()]
     for name, values, shape in [*moments, ("returns", packed["returns"], ())]:
-        for moment in ("mean", "var"):
-            check_tensor(values[moment], f"normalization.{name}.{moment}", shape, torch.float64)
-            _check_finite(values[moment], f"normalization.{name}.{moment}")
+        set_moments(RunningMeanStd(shape=shape), values, f"normalization.{name}")
     return {**packed, "settings": _settings(packed["settings"], "normalization.")}
 
 
-def scalings_of(packed: Mapping[str, Any] | None, env: VecEnv | None) -> tuple[dict[str, Scaling], Scaling | None]:
+def scalings_of(packed: Mapping[str, Any] | None) -> tuple[dict[str, Scaling], Scaling | None]:
     """Scalings of ``VecNormalize`` of observation leaves by path, and of the reward; for a policy in a file.
 
     Args:
-        packed: what ``pack_normalization`` gave; None where nothing is normalized.
-        env: the environment it belongs to, as the policy sees it; None for a model without one.
+        packed: what ``pack_normalization`` gave, and the wrapper ``between``; None where nothing is normalized.
 
     Raises:
         ConfigError: when a wrapper stands between ``VecNormalize`` and the policy.
     """
     if packed is None:
         return {}, None
-    _refuse_between(packed["between"] if env is None else wrapper_between(env))
+    check_outermost(packed["between"])
     settings = packed["settings"]
 
     def scaling(moments: Mapping[str, Any], mean: Tensor, clip: float) -> Scaling:
@@ -261,11 +241,6 @@ def scalings_of(packed: Mapping[str, Any] | None, env: VecEnv | None) -> tuple[d
     return leaves, scaling(returns, zero, settings["clip_reward"]) if settings["norm_reward"] else None
 
 
-def check_outermost(env: VecEnv | None) -> None:
-    """Raise ConfigError when a wrapper that changes what is seen stands between ``VecNormalize`` and the policy."""
-    _refuse_between(wrapper_between(env))
-
-
 def wrapper_between(env: VecEnv | None) -> str | None:
     """The outermost wrapper between a ``VecNormalize`` of ``env`` and the policy that changes what is seen."""
     while env is not None and not isinstance(env, VecNormalize):
@@ -275,7 +250,8 @@ def wrapper_between(env: VecEnv | None) -> str | None:
     return None
 
 
-def _refuse_between(wrapper: str | None) -> None:
+def check_outermost(wrapper: str | None) -> None:
+    """Raise ConfigError where ``wrapper_between`` names a wrapper."""
     if wrapper is not None:
         raise ConfigError(
             f"{wrapper} stands between VecNormalize and the policy, so that what knows the statistics alone would not "
@@ -314,13 +290,6 @@ def _settings(values: Any, prefix: str = "") -> dict[str, Any]:
     return check_settings(_SETTINGS, bounded, prefix)
 
 
-def _check_finite(values: Tensor, name: str) -> None:
-    if not bool(torch.isfinite(values).all()):
-        raise CheckpointError(
-            f"{name} is not finite: the environment returned what was no number while these statistics were collected"
-        )
-
-
 def _of_observations(wrapper: VecNormalize) -> dict[str, RunningMeanStd]:
     """Running statistics of the leaves of the observation that are normalized."""
     found: Any = wrapper.obs_rms if wrapper.norm_obs else {}  # which it has only where it normalizes them
@@ -342,5 +311,9 @@ def set_moments(rms: RunningMeanStd, moments: Mapping[str, Any], name: str) -> N
     check_same(moments, pack_moments(rms) | {"count": count}, name)
     check(count, NonNegativeNumber, f"{name}.count")
     for moment in ("mean", "var"):
-        _check_finite(moments[moment], f"{name}.{moment}")
+        if not bool(torch.isfinite(moments[moment]).all()):
+            raise CheckpointError(
+                f"{name}.{moment} is not finite: the environment returned what was no number while these statistics "
+                "were collected"
+            )
     rms.mean, rms.var, rms.count = moments["mean"].numpy().copy(), moments["var"].numpy().copy(), moments["count"]

@@ -68,7 +68,7 @@ def offline(environment: str = "CartPole-v1", **settings: Any) -> DecisionTransf
 def step_of(model: Agent) -> ActorCriticInFile | DecisionInFile:
     if isinstance(model, DecisionTransformer):
         return DecisionInFile(model.decider(), model.summary.best_return).eval()
-    return ActorCriticInFile(model.policy, *scalings_of(model._normalization(), model.env)).eval()
+    return ActorCriticInFile(model.policy, *scalings_of(model._normalization())).eval()
 
 
 def drawing(examples: Tensors) -> Callable[[torch.Generator], Tensors]:

@@ -54,7 +54,7 @@ def test_a_run_folder_and_its_checkpoint_give_the_same_policy(
 def exported_step(checkpoint: Path) -> ActorCriticInFile:
     """Of the agent in a checkpoint, which has no environment."""
     model = GTrXLPPO.load(checkpoint, device="cpu")
-    return ActorCriticInFile(model.policy, *scalings_of(model._normalization(), model.env)).eval()
+    return ActorCriticInFile(model.policy, *scalings_of(model._normalization())).eval()
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

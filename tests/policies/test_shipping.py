@@ -182,7 +182,7 @@ def test_a_file_scales_observations_and_rewards_as_the_environment_did(
         model.save(tmp_path / "first.zip")
         GTrXLPPO.load(tmp_path / "first.zip", device="cpu").save(tmp_path / "second.zip")
         model = GTrXLPPO.load(tmp_path / "second.zip", device="cpu")
-    step = ActorCriticInFile(model.policy, *scalings_of(model._normalization(), model.env)).eval()
+    step = ActorCriticInFile(model.policy, *scalings_of(model._normalization())).eval()
     examples, state = step.examples(2)
     memory, first = None, np.ones(2, bool)
     raw_observation: Any = env.venv.reset()

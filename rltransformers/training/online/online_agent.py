@@ -169,7 +169,6 @@ class OnlineAgent(StoredAgent):
             self.policy.machine_code = ActorCriticMachine(self.policy)
 
     def _begin_run(self) -> None:
-        """Nothing remembered yet, of episodes, of rollouts and of metrics."""
         self.carry = Carry(self.policy.initial_state(self.n_envs))
         self._metrics = UnwrittenMetrics()
         self._loaded_normalization: dict[str, Any] | None = None  # of a model that was loaded without environment
@@ -235,8 +234,6 @@ class OnlineAgent(StoredAgent):
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
         return self._last_obs
 
-    # Update
-
     def _begin_update(self) -> None:
         """Training mode, and the learning rate of this point of the run."""
         self.policy.set_training_mode(True)
@@ -246,11 +243,7 @@ class OnlineAgent(StoredAgent):
             self.logger.record("train/reward_scale", float(np.sqrt(scale.moments.var)))
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
-        """As in Stable-Baselines3, whose log would take an environment's own "episode" for a record; that is left out.
-
-        Raises:
-            DataError: for an ``is_success`` that is no boolean or number.
-        """
+        """As in Stable-Baselines3, but for an environment's own "episode", which it would take for a record."""
         for row in () if dones is None else np.flatnonzero(dones).tolist():
             if type(infos[row].get("is_success")) is not bool:
                 success_of(infos[row], row)
@@ -428,8 +421,8 @@ class OnlineAgent(StoredAgent):
 
     def _seed_environments(self, seed: int) -> None:
         """Seeds for the next reset, each of which depends on the number of the environment among ``all_envs`` alone."""
-        count = self.env.num_envs  # type: ignore[union-attr]  # asked for where there is one
-        seed_environments(cast(VecEnv, self.env), branch_seeds(seed, "environment", count, self.sharing.rank * count))
+        seeds = branch_seeds(seed, "environment", self.n_envs, self.sharing.rank * self.n_envs)
+        seed_environments(cast(VecEnv, self.env), seeds)
 
     @property
     def is_in_episodes(self) -> bool:
@@ -485,7 +478,7 @@ class OnlineAgent(StoredAgent):
         Raises:
             ConfigError: when a wrapper stands between ``VecNormalize`` and the policy.
         """
-        leaves, reward = scalings_of(self._normalization(), self.env)
+        leaves, reward = scalings_of(self._normalization())
         if (scale := self._own_scale) is not None and self.policy.uses_previous_reward:
             reward = Scaling(np.zeros(()), np.asarray(scale.moments.var), EPSILON, CLIP)
         return leaves, reward
