@@ -38,22 +38,10 @@ from rltransformers.core.spaces import leaf_spaces
 from rltransformers.data.rollout import Recorded
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.steps import Acting
+from rltransformers.training import update
 from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.schedules import Scheduled, as_schedule, value_at
-from rltransformers.training.update import (
-    add_auxiliary,
-    descend,
-    evaluate,
-    follow_returns,
-    log_losses,
-    log_ratio_error,
-    maintain,
-    mean_of,
-    memory_panel,
-    minibatches,
-    renew_memory,
-)
 
 
 class GTrXLPPO(OnPolicyMemoryAgent):
@@ -204,7 +192,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         assert segment is not None  # learn() collects before it trains
         self._begin_update()
         watched = segment.rows(self._watched_rows())
-        for name, value in memory_panel(lambda record: policy.evaluate_segment(watched, record)).items():
+        for name, value in update.memory_panel(lambda record: policy.evaluate_segment(watched, record)).items():
             logger.record(name, float(value))
         steps = recorded = Recorded(**sharing.all_gather(segment.numbers()))
         if self.normalize_advantage:
@@ -224,22 +212,24 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             if epoch and carry.before is not None:
                 with torch.no_grad():
                     again = replace(segment, memory=policy.memory_after(carry.before))
-            for minibatch in minibatches(sharing, again, self._rows_per_batch(), self._batch_generator):
+            for minibatch in update.minibatches(sharing, again, self._rows_per_batch(), self._batch_generator):
                 batch = steps.rows(minibatch.rows)
-                follow_returns(policy, batch)
-                now = evaluate(policy, minibatch, self.gradient_window, sharing)
+                update.follow_returns(policy, batch)
+                now = update.evaluate(policy, minibatch, self.gradient_window, sharing)
                 loss = ppo_loss(now, batch, replace(weights, vf_coef=self.vf_coef * policy.value_units))
-                losses.append(add_auxiliary(loss, now.last, minibatch.segment.counts, batch.counts, sharing))
+                losses.append(update.add_auxiliary(loss, now.last, minibatch.segment.counts, batch.counts, sharing))
                 stops = self.target_kl is not None and float(loss.approx_kl) > 1.5 * self.target_kl
                 if stops:
                     break
-                descend(policy, losses[-1].total, policy.parameters(), self.max_grad_norm, self._n_updates, sharing)
+                update.descend(
+                    policy, losses[-1].total, policy.parameters(), self.max_grad_norm, self._n_updates, sharing
+                )
             self._n_updates += 1
             if stops:
                 break
-        maintain(policy, sharing)
+        update.maintain(policy, sharing)
         with torch.no_grad():
-            memory, age = renew_memory(policy, segment, carry.acting, self.memory_refresh, self._watched_rows())
+            memory, age = update.renew_memory(policy, segment, carry.acting, self.memory_refresh, self._watched_rows())
             carry.acting = policy.with_cache(memory)  # keys and values always follow the new weights
         policy.remember(segment)
         logger.record("memory/staleness", age)
@@ -250,17 +240,17 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         """Record means over the minibatches of an update, in the names of Stable-Baselines3."""
         record, counts = self.logger.record, recorded.counts
         parts = {"policy_gradient_loss": "policy", "value_loss": "value"}
-        log_losses(self.logger, losses, parts | {name: name for name in ("approx_kl", "clip_fraction")})
-        record("train/entropy_loss", -mean_of(losses, "entropy"))
+        update.log_losses(self.logger, losses, parts | {name: name for name in ("approx_kl", "clip_fraction")})
+        record("train/entropy_loss", -update.mean_of(losses, "entropy"))
         record("train/advantage_std", float(deviation_over(recorded.advantages, counts)))
         record("train/explained_variance", explained_variance(recorded.values, recorded.returns, counts))
         for name in ("clip_range", "clip_range_vf", "ent_coef"):
             if (value := getattr(weights, name)) is not None:
                 record(f"train/{name}", value)
         if losses[0].log_barrier is not None and weights.barrier_coef:
-            record("train/log_barrier", mean_of(losses, "log_barrier"))
+            record("train/log_barrier", update.mean_of(losses, "log_barrier"))
             record("train/barrier_coef", weights.barrier_coef)
         if (deviation := self.policy.action_head.standard_deviation()) is not None:
             record("train/std", float(deviation.detach()))
         record("train/n_updates", self._n_updates, exclude="tensorboard")
-        log_ratio_error(self.logger, float(losses[0].ratio_error), self.sharing)
+        update.log_ratio_error(self.logger, float(losses[0].ratio_error), self.sharing)

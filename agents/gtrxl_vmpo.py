@@ -34,23 +34,11 @@ from rltransformers.functional.modules import approach
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.steps import Acting, ActorCriticMachine
+from rltransformers.training import update
 from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.parameters import uncompiled
 from rltransformers.training.schedules import Scheduled
-from rltransformers.training.update import (
-    add_auxiliary,
-    descend,
-    evaluate,
-    follow_returns,
-    log_losses,
-    log_ratio_error,
-    maintain,
-    mean_of,
-    memory_panel,
-    minibatches,
-    renew_memory,
-)
 
 MIN_STEPS = 256
 """Of a minibatch by default: the median and the soft maximum of fewer advantages are mostly noise."""
@@ -192,7 +180,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         carry.segment = segment = replace(segment, values=values, advantages=segment.returns - values)
         self._begin_update()
         watched = segment.rows(self._watched_rows())
-        for name, value in memory_panel(lambda record: policy.evaluate_segment(watched, record)).items():
+        for name, value in update.memory_panel(lambda record: policy.evaluate_segment(watched, record)).items():
             logger.record(name, float(value))
         update_learning_rate(self.multiplier_optimizer, self.multiplier_learning_rate)
         recorded = Recorded(**sharing.all_gather(segment.numbers()))
@@ -202,34 +190,38 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
             if epoch and carry.before is not None:
                 with torch.no_grad():
                     again = replace(segment, memory=policy.memory_after(carry.before))
-            for minibatch in minibatches(sharing, again, self._rows_per_batch(), self._batch_generator, old.outputs):
+            for minibatch in update.minibatches(
+                sharing, again, self._rows_per_batch(), self._batch_generator, old.outputs
+            ):
                 batch = recorded.rows(minibatch.rows)
                 if not bool(batch.counts.any()):
                     continue
-                follow_returns(policy, batch)
-                now = evaluate(policy, minibatch, self.gradient_window, sharing)
+                update.follow_returns(policy, batch)
+                now = update.evaluate(policy, minibatch, self.gradient_window, sharing)
                 divergences = policy.action_head.divergences(now.outputs, self.target.action_head, minibatch.outputs)
                 divergences = sharing.gather(divergences, minibatch.takers)
                 multipliers = self.multipliers  # whose gradient is the same on every process
                 loss = vmpo_loss(
                     now, batch, divergences, multipliers.temperature, multipliers.penalties, self._bounds()
                 )
-                losses.append(add_auxiliary(loss, now.last, minibatch.segment.counts, batch.counts, sharing))
+                losses.append(update.add_auxiliary(loss, now.last, minibatch.segment.counts, batch.counts, sharing))
                 self.multiplier_optimizer.zero_grad()
-                descend(policy, losses[-1].total, policy.parameters(), self.max_grad_norm, self._n_updates, sharing)
+                update.descend(
+                    policy, losses[-1].total, policy.parameters(), self.max_grad_norm, self._n_updates, sharing
+                )
                 self.multiplier_optimizer.step()
                 self.multipliers.constrain_()
                 carry.target_age += 1
             self._n_updates += 1
-        maintain(policy, sharing)
+        update.maintain(policy, sharing)
         with torch.no_grad():  # the target keeps its weights, and so the memory of acting, for now
             rows = self._watched_rows()
-            carry.own_memory, age = renew_memory(policy, segment, carry.acting, self.memory_refresh, rows)
+            carry.own_memory, age = update.renew_memory(policy, segment, carry.acting, self.memory_refresh, rows)
         policy.remember(segment)
         logger.record("memory/staleness", age)
         sharing.log_traffic(logger.record)
         self._log_update(recorded, losses)
-        log_ratio_error(logger, sharing.max(float(errors.max()))[0], sharing)
+        update.log_ratio_error(logger, sharing.max(float(errors.max()))[0], sharing)
         if carry.target_age >= self.target_update_interval:
             self._renew_target()
 
@@ -273,8 +265,8 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         if not losses:  # no step of the rollout counted
             return
         parts = {"policy_loss": "policy", "temperature_loss": "temperature", "value_loss": "value"}
-        log_losses(self.logger, losses, parts | {"weights_kl": "weights_divergence"})
-        record("train/entropy_loss", -mean_of(losses, "entropy"))
+        update.log_losses(self.logger, losses, parts | {"weights_kl": "weights_divergence"})
+        record("train/entropy_loss", -update.mean_of(losses, "entropy"))
         divergences = {kind: torch.stack([loss.divergences[kind] for loss in losses]) for kind in losses[0].divergences}
         for kind, values in divergences.items():
             record(f"train/kl_{kind}", float(values.mean()))

@@ -31,19 +31,9 @@ from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
 from rltransformers.policies.steps import ActorCriticMachine
+from rltransformers.training import normalization
 from rltransformers.training.actor import Actor
 from rltransformers.training.interval_log import check_callback
-from rltransformers.training.normalization import (
-    check_evaluation_env,
-    check_same_observations,
-    check_same_rewards,
-    pack_normalization,
-    scalings_of,
-    set_statistics,
-    share_statistics,
-    with_normalizer,
-    wrapper_between,
-)
 from rltransformers.training.online.carry import Carry, RolloutCounts
 from rltransformers.training.online.online_checkpoint import UnwrittenMetrics
 from rltransformers.training.online.reward_scale import CLIP, EPSILON, RewardScale
@@ -102,7 +92,7 @@ class OnlineAgent(StoredAgent):
 
     @property
     def learning_rate(self) -> Any:
-        """A schedule; another number, line or function holds from the next update on."""
+        """A schedule; another number, line or function holds from the next update on, all else raises ConfigError."""
         return self._learning_rate
 
     @learning_rate.setter
@@ -274,8 +264,6 @@ class OnlineAgent(StoredAgent):
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
         self._current_progress_remaining = max(0.0, self._current_progress_remaining)
 
-    # Log
-
     def set_logger(self, logger: Logger) -> None:
         super().set_logger(logger)
         self._metrics.hand_to(logger)
@@ -291,7 +279,7 @@ class OnlineAgent(StoredAgent):
         self._rollout_counts = RolloutCounts()
         if self._vec_normalize_env is not None:
             self._scaled_rewards = bool(self._vec_normalize_env.norm_reward)
-        share_statistics(self.sharing, self._vec_normalize_env)
+        normalization.share_statistics(self.sharing, self._vec_normalize_env)
         try:
             with self._guard.inside:
                 result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest)
@@ -301,7 +289,7 @@ class OnlineAgent(StoredAgent):
             raise named_fault(self.env, error, "in step 0") from error
         self._guard.check(self._last_obs, lambda: "in step 0")
         if self._vec_normalize_env is not None:
-            check_evaluation_env(result[1], cast(VecEnv, self.env))
+            normalization.check_evaluation_env(result[1], cast(VecEnv, self.env))
         if not reset_num_timesteps and self.num_timesteps and self.sharing.is_leader:
             values = {name: getattr(self, name) for name in self.scheduled}
             warn_of_jumps(values, before, 1.0 - self.num_timesteps / self._total_timesteps)
@@ -309,8 +297,6 @@ class OnlineAgent(StoredAgent):
         if not self._custom_logger and self.num_timesteps == 0:
             write_run_card(self.logger, self.hyperparameters())
         return result
-
-    # Use
 
     @strict
     def learn(
@@ -375,10 +361,10 @@ class OnlineAgent(StoredAgent):
                 none, or the other way round.
         """
         packed = self._loaded_normalization if self.env is None else None
-        env = with_normalizer(self._wrap_env(env, self.verbose), packed)
-        check_same_observations(env, packed)
+        env = normalization.with_normalizer(self._wrap_env(env, self.verbose), packed)
+        normalization.check_same_observations(env, packed)
         if self.env is None and self.policy.uses_previous_reward:
-            check_same_rewards(env, packed)
+            normalization.check_same_rewards(env, packed)
         check_trained_spaces((tree_space(self.observation_space), self.action_space), env)
         if env.num_envs != self.n_envs:
             raise ConfigError(
@@ -390,7 +376,7 @@ class OnlineAgent(StoredAgent):
         super().set_env(env, force_reset)
         self._look_at_environment()
         if packed is not None:
-            set_statistics(cast(VecNormalize, self._vec_normalize_env), packed, self.sharing)
+            normalization.set_statistics(cast(VecNormalize, self._vec_normalize_env), packed, self.sharing)
             self._scaled_rewards = packed["settings"]["norm_reward"]
 
     @strict
@@ -478,7 +464,7 @@ class OnlineAgent(StoredAgent):
         Raises:
             ConfigError: when a wrapper stands between ``VecNormalize`` and the policy.
         """
-        leaves, reward = scalings_of(self._normalization())
+        leaves, reward = normalization.scalings_of(self._normalization())
         if (scale := self._own_scale) is not None and self.policy.uses_previous_reward:
             reward = Scaling(np.zeros(()), np.asarray(scale.moments.var), EPSILON, CLIP)
         return leaves, reward
@@ -486,7 +472,8 @@ class OnlineAgent(StoredAgent):
     def _normalization(self) -> dict[str, Any] | None:
         """Settings and statistics of ``VecNormalize``; rewards as in training, whatever evaluations set since."""
         if self._vec_normalize_env is not None:
-            packed = pack_normalization(self._vec_normalize_env) | {"between": wrapper_between(self.env)}
+            packed = normalization.pack_normalization(self._vec_normalize_env)
+            packed["between"] = normalization.wrapper_between(self.env)
             if self._scaled_rewards is not None:
                 packed["settings"]["norm_reward"] = self._scaled_rewards
             return packed

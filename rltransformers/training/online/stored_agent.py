@@ -33,20 +33,9 @@ from rltransformers.core.spaces import space_from_json, space_to_json
 from rltransformers.envs.saving import restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.observations import tree_space
-from rltransformers.policies.own_policies import (
-    check_same_network,
-    named_policy,
-    policy_settings,
-    stored_kwargs,
-)
+from rltransformers.policies.own_policies import check_same_network, named_policy, policy_settings, stored_kwargs
 from rltransformers.policies.stored_size import check_stored_size
-from rltransformers.training.normalization import (
-    check_same_observations,
-    check_same_rewards,
-    checked_normalization,
-    set_statistics,
-    with_normalizer,
-)
+from rltransformers.training import normalization
 from rltransformers.training.online.online_checkpoint import own_tensors, restore_learning, restore_place, tensors_of
 from rltransformers.training.online.vec_envs import check_trained_spaces
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
@@ -55,26 +44,13 @@ from rltransformers.training.schedules import as_schedule, is_line, plain_schedu
 
 @dataclass(frozen=True)
 class Stored:
-    """An online agent in a checkpoint, its description checked.
+    """An online agent in a checkpoint, its description checked."""
 
-    Attributes:
-        policy: name of its class.
-        settings: constructor arguments.
-        spaces: of observations and actions.
-        n_envs: environments of all processes.
-        tensors: everything else, as ``tensors_of`` gives it.
-    """
-
-    policy: str
-    settings: dict[str, Any]
-    spaces: tuple[gym.Space[Any], gym.Space[Any]]
-    n_envs: int
-    tensors: dict[str, Any]
-
-    @property
-    def normalization(self) -> Any:
-        """Settings and statistics of ``VecNormalize``; None without."""
-        return self.tensors.get("normalization")
+    policy: str  # name of its class
+    settings: dict[str, Any]  # constructor arguments
+    spaces: tuple[gym.Space[Any], gym.Space[Any]]  # of observations and actions
+    n_envs: int  # of all processes
+    tensors: dict[str, Any]  # everything else, as ``tensors_of`` gives it
 
 
 NOT_SETTINGS = ("policy", "env", "device", "_init_setup_model")
@@ -175,11 +151,11 @@ class StoredAgent(BaseAlgorithm):
         with contents_of(path, cls.kind):
             stored = describe(cls, checkpoint)
         overrides = _checked_overrides(cls, stored, custom_objects, overrides)
-        packed, vec_env = stored.normalization, None if env is None else cls._wrap_env(env)
+        packed, vec_env = stored.tensors.get("normalization"), None if env is None else cls._wrap_env(env)
         if vec_env is not None:
             with contents_of(path, cls.kind):
-                vec_env = with_normalizer(vec_env, packed)
-            check_same_observations(vec_env, packed)
+                vec_env = normalization.with_normalizer(vec_env, packed)
+            normalization.check_same_observations(vec_env, packed)
             check_trained_spaces(stored.spaces, vec_env)
         with _fit_check(cls, path, overrides), contents_of(path, cls.kind, alone=env is None and not overrides):
             agent: Any = _rebuilt(cls, stored, overrides, vec_env, device)
@@ -190,7 +166,7 @@ class StoredAgent(BaseAlgorithm):
                     f"scale_rewards={trained}; leave it out"
                 )
             if vec_env is not None:
-                check_same_rewards(vec_env, packed)
+                normalization.check_same_rewards(vec_env, packed)
         same_envs = stored.n_envs == agent.all_envs
         with _fit_check(cls, path, overrides), contents_of(path, cls.kind):
             tensors = own_tensors(agent, stored.tensors) if same_envs else stored.tensors
@@ -199,9 +175,10 @@ class StoredAgent(BaseAlgorithm):
             if overrides.get("seed") is not None:
                 agent._begin_streams(agent.seed)
             if packed is not None and vec_env is None:
-                agent._loaded_normalization = checked_normalization(packed, tree_space(agent.observation_space))
+                space = tree_space(agent.observation_space)
+                agent._loaded_normalization = normalization.checked_normalization(packed, space)
             elif packed is not None:
-                set_statistics(cast(VecNormalize, agent._vec_normalize_env), packed, agent.sharing)
+                normalization.set_statistics(cast(VecNormalize, agent._vec_normalize_env), packed, agent.sharing)
                 agent._scaled_rewards = packed["settings"]["norm_reward"]
             state = unpack_arrays(tensors["environment"])
         stands = tensors["last_observation"] is not None
@@ -286,9 +263,6 @@ class StoredAgent(BaseAlgorithm):
         carry.acting = policy.with_cache(policy.without_cache(carry.acting))
 
 
-# Saving
-
-
 def settings_of(agent: Any) -> dict[str, Any]:
     """Constructor arguments of an agent as JSON values.
 
@@ -321,9 +295,6 @@ def _plain_setting(agent: Any, name: str) -> Any:
     if name in agent.scheduled and not isinstance(value, str | None):
         return plain_schedule(as_schedule(value, name), agent._current_progress_remaining)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-# Loading
 
 
 def describe(cls: Any, checkpoint: Checkpoint) -> Stored:
