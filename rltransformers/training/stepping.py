@@ -1,12 +1,8 @@
-"""Steppers of an ``Actor``: the policy of an online agent, a Decision Transformer, an exported file.
-
-Axis letters: B environments that act at the same time, U numbers of noise.
-"""
+"""Steppers of an ``Actor``. Axis letters: B environments that act at the same time, U numbers of noise."""
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 import gymnasium as gym
@@ -21,7 +17,7 @@ from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.ranges import Count, PositiveNumber, check
 from rltransformers.core.spaces import leaf_spaces, space_from_json
 from rltransformers.core.values import check_observations, finite, numbers, to_tensor
-from rltransformers.export.reading import Arrays, StepFile, read_step
+from rltransformers.export.reading import Arrays, read_step
 from rltransformers.policies.action_heads import Noise, NoiseType, as_arrays, noise_of
 from rltransformers.policies.decider import ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
@@ -233,11 +229,7 @@ def act_on_arrays(
     noise: Any,
     overwrites: bool = False,
 ) -> tuple[Leaves, ActingState]:
-    """``Decider.act`` on numpy arrays; one copy to the device per leaf, one back.
-
-    Raises:
-        DataError: for actions of a Box that are not finite.
-    """
+    """``Decider.act`` on numpy arrays; one copy to the device per leaf, one back."""
     observations, inputs = decision_inputs(decider, leaves, start, reward, target_return, noise)
     actions, state = decider.act(observations, state, **inputs, overwrites=overwrites)
     return as_arrays(actions, leaf_spaces(action_space)), state
@@ -256,23 +248,15 @@ class FileState(NamedTuple):
 
     @property
     def batch_size(self) -> int:
-        """B."""
         return len(self.age)
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """Description of the policy of a file."""
+class _NoiseKind(TypedDict):
+    """Noise of a leaf in the description of a file."""
 
-    agent: str
-    spaces: tuple[Space, Space]
-    action_mask: str | None
-    noise: list[Noise]
-    initial: dict[str, Any]
-    longest: int | None
-    best_return: float | None
-    predicts_return: bool
-    return_scale: float
+    of: str
+    numbers: Count
+    distribution: Literal["normal", "uniform"]
 
 
 class FileSteps(Stepping):
@@ -282,24 +266,75 @@ class FileSteps(Stepping):
         self._file = read_step(path)
         inputs = self._file.inputs
         with contents_of(path, "policy"):
-            facts = self._facts = _facts(self._file.metadata)
-            self.observation_space, self.action_space = facts.spaces
-            self._observed = {path: leaf_name("observation", path) for path in leaf_spaces(facts.spaces[0])}
-            if facts.action_mask is not None:
-                self._observed[ACTION_MASK] = facts.action_mask
-            self._acted = {path: leaf_name("action", path) for path in leaf_spaces(facts.spaces[1])}
             self._first = "start" if "start" in inputs else "first"
-            _check_tensors(self._file, facts, self._observed)
             self.noise_type = np.float64 if inputs.get("noise", {}).get("dtype") == "float64" else np.float32
-            self.takes_masks = self.needs_masks = facts.action_mask is not None
-            self.noise, self.longest_episode = facts.noise, facts.longest
-            self._target = None if facts.predicts_return else facts.best_return
+            self._read(self._file.metadata)
+            self._check_tensors()
             self._try()
         if target_return is not None:
             if "target_return" not in inputs:
                 raise ConfigError(NO_TARGET)
             self._target = target_return
             self._targets(np.size(target_return))
+
+    def _read(self, metadata: Mapping[str, Any]) -> None:
+        """Take in the description of the policy."""
+
+        def fact(name: str, kind: Any, *default: Any) -> Any:
+            return check(metadata.get(name, *default) if default else metadata[name], kind, name)
+
+        with np.errstate(over="ignore"):  # of bounds that an edit moved beyond their type
+            self.observation_space, self.action_space = (
+                space_from_json(json.dumps(metadata[f"{kind}_space"])) for kind in ("observation", "action")
+            )
+        fact("agent", str)
+        mask = fact("action_mask", str | None, None)
+        noise = fact("noise", list[_NoiseKind])
+        self.takes_masks = self.needs_masks = mask is not None
+        self.noise = [Noise(each["numbers"], each["distribution"] == "normal") for each in noise]
+        self.longest_episode = fact("longest_episode", Count | None)
+        self._initial = fact("initial_state", dict[str, Any])
+        for name, value in self._initial.items():
+            if not finite(numbers(value)).all():
+                raise DataError(f"initial_state.{name} is not finite")
+        best_return = fact("best_return", float | None, None)
+        self._target = None if fact("predicts_return", bool, False) else best_return
+        self._return_scale = fact("return_scale", PositiveNumber, 1.0)
+        self._observed = {path: leaf_name("observation", path) for path in leaf_spaces(self.observation_space)}
+        if mask is not None:
+            self._observed[ACTION_MASK] = mask
+
+    def _check_tensors(self) -> None:
+        """Raise CheckpointError unless the file takes and gives what its spaces, noise and initial state say."""
+        file, acted = self._file, leaf_spaces(self.action_space)
+        leaves = leaf_spaces(self.observation_space)
+        if self.takes_masks:
+            leaves = {ACTION_MASK: mask_space(self.action_space)} | leaves
+        inputs: dict[str, Any] = {
+            name: (str(leaves[path].dtype), leaves[path].shape) for path, name in self._observed.items()
+        }
+        inputs |= dict.fromkeys((self._first, "greedy"), ("bool", ()))
+        inputs |= dict.fromkeys(("reward", "target_return"), ("float", ()))
+        inputs["noise"] = "float", (sum(each.numbers for each in self.noise),)
+        outputs = {leaf_name("action", path): (str(leaf.dtype), leaf.shape) for path, leaf in acted.items()}
+        optional = {"greedy", "reward", "target_return", "noise"}
+        for due, tensors in ((inputs, file.inputs), (outputs, file.outputs)):
+            for name in [*due, *(tensors if due is inputs else ())]:
+                kind, wanted = tensors.get(name), due.get(name)
+                if kind is None and name in optional:
+                    continue
+                if (
+                    kind is None
+                    or wanted is None
+                    or not (kind["dtype"].startswith(wanted[0]) and tuple(kind["shape"][1:]) == wanted[1])
+                ):
+                    raise CheckpointError(f"{name!r} is {kind} in the file, where its spaces and noise say {wanted}")
+        if set(self._initial) != set(file.state):
+            raise CheckpointError(f"initial_state is of {sorted(self._initial)}, the state of {sorted(file.state)}")
+        if "noise" not in file.inputs and self.noise:
+            raise CheckpointError("it describes noise and takes none")
+        if "return_to_go" in file.state and len(file.state["return_to_go"]["shape"]) != 1:
+            raise CheckpointError("return_to_go of the state is not one number for each environment")
 
     def _try(self) -> None:
         """Take a step from zeros, which an edited description may not survive."""
@@ -314,22 +349,15 @@ class FileSteps(Stepping):
     def _targets(self, rows: int) -> NDArray[np.float64]:
         if self._target is None:
             return np.full(rows, np.nan)
-        return finite_targets(self._target, rows, self._facts.return_scale)
+        return finite_targets(self._target, rows, self._return_scale)
 
     def begin(self, rows: int) -> FileState:
-        """The state in which ``rows`` environments begin.
-
-        Raises:
-            ConfigError: when the file was exported for another number of environments.
-        """
         if self._file.batch not in (None, rows):
             raise ConfigError(
                 f"the file is for {self._file.batch} environments, got {rows}; export(path, batch=None) writes one for "
                 "any number"
             )
-        tensors = {
-            name: self._file.filled(kind, rows, self._facts.initial[name]) for name, kind in self._file.state.items()
-        }
+        tensors = {name: self._file.filled(kind, rows, self._initial[name]) for name, kind in self._file.state.items()}
         return FileState(tensors, np.zeros(rows, np.int64))
 
     def check_state(self, state: Any, rows: int) -> None:
@@ -352,8 +380,7 @@ class FileSteps(Stepping):
     def step(
         self, leaves: Leaves, state: FileState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None, whole: bool
     ) -> tuple[Kinds, FileState]:
-        """All fields; raises DataError when an episode is longer than the positions of the policy reach."""
-        age, longest = np.where(start, 0, state.age) + 1, self._facts.longest
+        age, longest = np.where(start, 0, state.age) + 1, self.longest_episode
         if longest is not None and (age > longest).any():
             raise DataError(
                 f"the episode of environment {int(np.argmax(age))} is longer than the {longest} steps that positions "
@@ -373,68 +400,3 @@ class FileSteps(Stepping):
         outputs: Any  # arrays, which leaves_of takes as it takes tensors
         outputs, tensors = self._file.run(inputs, state.tensors)
         return {kind: leaves_of(kind, outputs) for kind in (*OF_LEAVES, *OF_ACTIONS)}, FileState(tensors, age)
-
-
-class _NoiseKind(TypedDict):
-    """Noise of a leaf in the description of a file."""
-
-    of: str
-    numbers: Count
-    distribution: Literal["normal", "uniform"]
-
-
-def _facts(metadata: Mapping[str, Any]) -> _Facts:
-    with np.errstate(over="ignore"):  # of bounds that an edit moved beyond their type
-        observed, acted = (space_from_json(json.dumps(metadata[f"{kind}_space"])) for kind in ("observation", "action"))
-
-    def fact(name: str, kind: Any, *default: Any) -> Any:
-        return check(metadata.get(name, *default) if default else metadata[name], kind, name)
-
-    initial = {name: _initial(name, value) for name, value in fact("initial_state", dict[str, Any]).items()}
-    return _Facts(
-        agent=fact("agent", str),
-        spaces=(observed, acted),
-        action_mask=fact("action_mask", str | None, None),
-        noise=[Noise(each["numbers"], each["distribution"] == "normal") for each in fact("noise", list[_NoiseKind])],
-        initial=initial,
-        longest=fact("longest_episode", Count | None),
-        best_return=fact("best_return", float | None, None),
-        predicts_return=fact("predicts_return", bool, False),
-        return_scale=fact("return_scale", PositiveNumber, 1.0),
-    )
-
-
-def _initial(name: str, value: Any) -> Any:
-    if not finite(numbers(value)).all():
-        raise DataError(f"initial_state.{name} is not finite")
-    return value
-
-
-def _check_tensors(file: StepFile, facts: _Facts, observed: Mapping[str, str]) -> None:
-    """Raise CheckpointError unless a file takes and gives what its spaces, its noise and its initial state say."""
-    leaves = ({ACTION_MASK: mask_space(facts.spaces[1])} if facts.action_mask else {}) | leaf_spaces(facts.spaces[0])
-    inputs: dict[str, Any] = {name: (str(leaves[path].dtype), leaves[path].shape) for path, name in observed.items()}
-    inputs |= dict.fromkeys(("first" if "first" in file.inputs else "start", "greedy"), ("bool", ()))
-    inputs |= dict.fromkeys(("reward", "target_return"), ("float", ()))
-    inputs["noise"] = "float", (sum(each.numbers for each in facts.noise),)
-    outputs = {
-        leaf_name("action", path): (str(leaf.dtype), leaf.shape) for path, leaf in leaf_spaces(facts.spaces[1]).items()
-    }
-    optional = {"greedy", "reward", "target_return", "noise"}
-    for due, tensors in ((inputs, file.inputs), (outputs, file.outputs)):
-        for name in [*due, *(tensors if due is inputs else ())]:
-            kind, wanted = tensors.get(name), due.get(name)
-            if kind is None and name in optional:
-                continue
-            if (
-                kind is None
-                or wanted is None
-                or not (kind["dtype"].startswith(wanted[0]) and tuple(kind["shape"][1:]) == wanted[1])
-            ):
-                raise CheckpointError(f"{name!r} is {kind} in the file, where its spaces and noise say {wanted}")
-    if set(facts.initial) != set(file.state):
-        raise CheckpointError(f"initial_state is of {sorted(facts.initial)}, the state of {sorted(file.state)}")
-    if "noise" not in file.inputs and facts.noise:
-        raise CheckpointError("it describes noise and takes none")
-    if "return_to_go" in file.state and len(file.state["return_to_go"]["shape"]) != 1:
-        raise CheckpointError("return_to_go of the state is not one number for each environment")
