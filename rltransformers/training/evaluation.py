@@ -1,8 +1,4 @@
-"""Evaluation: results per episode with their summary, and an unbiased evaluation of any Stable-Baselines3-like model.
-
-Every started episode counts and episode k always starts from branch k of the seed, which sampled actions follow from as
-well, so the number of environment copies changes the speed of an evaluation, not its result.
-"""
+"""Evaluation: results per episode with their summary, and an unbiased evaluation of models like those of SB3."""
 
 import inspect
 import json
@@ -43,7 +39,6 @@ class Predictor(Protocol):
     @property
     def predict(self) -> Callable[..., tuple[Any, Any]]:
         """Actions for a batch of observations and the recurrent state to pass back."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -127,26 +122,22 @@ class EvaluationResult:
         The interval resamples the episodes of this one model: it says nothing about the spread between training seeds.
         """
         low, high = stratified_bootstrap([self.returns], np.random.default_rng(0))
-        summary: dict[str, Any] = {
+        discounted, scores = self.discounted_returns, self.normalized_scores
+        summary = {
+            "step": self.step,
+            "target_return": self.target_return,
             "episodes": len(self.returns),
             "return_mean": self.mean,
             "return_std": self.std,
             "return_iqm": float(iqm(self.returns)),
             "return_iqm_interval": [low, high],
             "length_mean": float(np.mean(self.lengths)),
+            "alignment_error": self.alignment_error,
+            "discounted_return_mean": None if discounted is None else float(np.mean(discounted)),
+            "success_rate": self.success_rate,
+            "normalized_score": None if scores is None else float(np.mean(scores)),
         }
-        if self.target_return is not None:
-            summary = {"target_return": self.target_return} | summary
-            summary["alignment_error"] = self.alignment_error
-        if self.discounted_returns is not None:
-            summary["discounted_return_mean"] = float(np.mean(self.discounted_returns))
-        if self.step is not None:
-            summary = {"step": self.step} | summary
-        if self.success_rate is not None:
-            summary["success_rate"] = self.success_rate
-        if self.normalized_scores is not None:
-            summary["normalized_score"] = float(np.mean(self.normalized_scores))
-        return summary
+        return {name: value for name, value in summary.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values: every episode, and the summary for readers that want only that."""
@@ -237,9 +228,6 @@ def play(
         longest: steps after which an episode that goes on is an error.
         name: of the environment, for messages.
         bar: shows how many episodes are over.
-
-    Raises:
-        DataError: for an episode that does not end.
     """
     for step in steps(env, act):
         for row, episode in enumerate(running):
@@ -287,10 +275,9 @@ def evaluate_online(
 
     The copies of ``env`` start together and wait for the slowest, wave after wave: which episodes count is fixed before
     they start, so short ones are not favored. A copy that waits plays on, uncounted: where a few episodes are far
-    longer than the others and steps of the environment are slow, fewer copies are faster. A ``VecNormalize`` must not
-    be training. Under a ``Monitor`` the returns are the monitored ones, and an episode ends where the monitor says.
-    Sampled actions of the agents and actors of this package follow from the seed of the episode, whatever the number of
-    copies; other models sample as they do.
+    longer than the others and steps of the environment are slow, fewer copies are faster. Under a ``Monitor`` the
+    returns are the monitored ones, and an episode ends where the monitor says. Sampled actions of the agents and actors
+    of this package follow from the seed of the episode, whatever the number of copies; other models sample as they do.
 
     An episode that goes on after ``longest_episode`` steps is an error (None: 200,000, or the step limit that
     ``env_id`` is registered with where that is larger).
