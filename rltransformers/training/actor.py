@@ -1,7 +1,4 @@
-"""A trained agent that acts step by step and remembers by itself: in a loop of one's own, and wherever something acts.
-
-Axis letters: B environments that act at the same time, U numbers of noise.
-"""
+"""A trained agent that acts step by step and remembers by itself. Axis letter: B environments that act together."""
 
 import copy
 import os
@@ -22,7 +19,7 @@ from rltransformers.policies.action_heads import draw_noise
 from rltransformers.policies.observations import StateWatch, fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.output import Kinds, PolicyOutput
 from rltransformers.training.online.vec_envs import as_vec_env
-from rltransformers.training.stepping import Bools, FileSteps, Leaves, Stepping
+from rltransformers.training.stepping import Bools, FileSteps, Stepping
 
 
 class Actor:
@@ -34,11 +31,8 @@ class Actor:
     ``pickle`` for another process, goes on where this one stands and has weights and statistics of its own; it acts in
     eager mode.
 
-    Position tables have an end: an episode of more than ``longest_episode`` steps (4,096 of a Decision Transformer by
-    default) raises DataError at the first step beyond.
-
-    It is also a behavior for ``rltransformers.data.record``, and has the ``predict`` of Stable-Baselines3 for
-    ``evaluate_policy``.
+    An episode of more than ``longest_episode`` steps (4,096 of a Decision Transformer by default) raises DataError at
+    the first step beyond. It is also a behavior for ``rltransformers.data.record``.
 
     Args:
         policy: what decides; agents make it in ``actor()``, ``Actor.from_export`` from a file.
@@ -90,8 +84,7 @@ class Actor:
             path: of a ``.pt2`` or an ``.onnx`` file.
             target_return: asked of every episode of a Decision Transformer, in reward units, a number or one for each
                 environment; None for the best of its dataset, or what the policy predicts.
-            deterministic: take the most likely action, or a sample.
-            seed: of sampled actions; None draws one.
+            deterministic, seed: as for ``Actor``.
 
         Raises:
             CheckpointError: for a file that is missing or that ``export`` did not write.
@@ -132,8 +125,7 @@ class Actor:
             action_masks: which actions are allowed, [M] or one row per environment, as for ``predict`` of the agent.
 
         Raises:
-            ConfigError: before ``reset``, for a missing reward or mask, or for another number of environments than
-                before.
+            ConfigError: before ``reset``, for a missing reward or mask, or another number of environments than before.
             DataError: for an observation, a reward or a mask that is none, or that allows nothing. What is remembered
                 stays as it was.
         """
@@ -209,8 +201,7 @@ class Actor:
             deterministic: None for that of the actor.
             reward: of the last step; None for that of the environment of ``watch``, where these are the observations
                 that it gave last.
-            action_masks: which actions are allowed, [M] or one row per environment, as ``evaluate_policy`` of
-                sb3-contrib passes them.
+            action_masks: as for a call; ``evaluate_policy`` of sb3-contrib passes them.
             generators: of sampled actions, one for each environment [B]; None for that of the actor.
 
         Raises:
@@ -221,22 +212,13 @@ class Actor:
         if reward is None and self._heard is not None and _same(self._heard[0], observation):
             reward = self._heard[1]
         self._state_watch(state, episode_start)
-        fields, batched, state = self._fields(
-            observation,
-            state,
-            episode_start,
-            reward,
-            action_masks,
-            greedy,
-            self._generator if generators is None else generators,
-        )
+        streams = self._generator if generators is None else generators
+        fields, batched, state = self._fields(observation, state, episode_start, reward, action_masks, greedy, streams)
         actions = fields["action"]
         if batched and "" in actions:
             return actions[""], state
-        rows = [
-            nest_leaves(self.action_space, {path: leaf[row] for path, leaf in actions.items()})
-            for row in range(state.batch_size)
-        ]
+        single = [{path: leaf[row] for path, leaf in actions.items()} for row in range(state.batch_size)]
+        rows = [nest_leaves(self.action_space, leaves) for leaves in single]
         return (rows if batched else rows[0]), state
 
     def watch(self, env: Any) -> VecEnv:
@@ -276,41 +258,36 @@ class Actor:
             way_out: of another number of environments, where the state is the actor's own; None where it was passed in.
             whole: all fields, or the action alone.
         """
-        spaces = leaf_spaces(self.observation_space)
+        policy, spaces = self._policy, leaf_spaces(self.observation_space)
         found, batched = fit_observation(spaces, observation)
         leaves = {path: np.asarray(leaf, spaces[path].dtype) for path, leaf in found.items()}
         rows = len(next(iter(leaves.values())))
         begins = state is None
         if begins:
-            state = self._policy.begin(rows)
+            state = policy.begin(rows)
         elif way_out is None:
-            self._policy.check_state(state, rows)
+            policy.check_state(state, rows)
         elif state.batch_size != rows:
             raise ConfigError(f"the actor is in episodes of {state.batch_size} environments, got {rows}; {way_out}")
         starts = fit_starts(start, rows, all_begin=begins)
-        if reward is None and self._policy.needs_reward(state, starts):
+        if reward is None and policy.needs_reward(state, starts):
             raise ConfigError(
                 "this policy reads the reward of the last step: actor(observation, reward), or predict(..., reward="
                 "rewards); evaluate_policy passes none: evaluate_policy(actor, actor.watch(env))"
             )
         rewards = np.zeros(rows) if reward is None else fit_rewards(reward, starts)
-        if action_masks is not None or self._policy.needs_masks:
-            leaves[ACTION_MASK] = self._masks(leaves, action_masks)
-        policy = self._policy
+        if action_masks is not None or policy.needs_masks:
+            if not policy.takes_masks:
+                raise ConfigError("action_masks are given to a policy that learned without; leave them out")
+            if action_masks is None and ACTION_MASK not in leaves:
+                raise ConfigError(
+                    "this policy learned with masks of actions and acts only with them: actor(observation, reward, "
+                    "action_masks), or predict(..., action_masks=...)"
+                )
+            leaves[ACTION_MASK] = masks_of_step(leaves, action_masks, self.action_space)
         noise = None if deterministic else draw_noise(policy.noise, rows, generator, policy.noise_type)
         fields, state = policy.step(leaves, state, starts, rewards, noise, whole)
         return fields, batched, state
-
-    def _masks(self, leaves: Leaves, given: Any) -> NDArray[Any]:
-        """The masks of a step [B, M]: those given, else those observed."""
-        if not self._policy.takes_masks:
-            raise ConfigError("action_masks are given to a policy that learned without; leave them out")
-        if given is None and ACTION_MASK not in leaves:
-            raise ConfigError(
-                "this policy learned with masks of actions and acts only with them: actor(observation, reward, "
-                "action_masks), or predict(..., action_masks=...)"
-            )
-        return masks_of_step(leaves, given, self.action_space)
 
 
 class _Watched(VecEnvWrapper):
