@@ -24,9 +24,6 @@ from rltransformers.core.spaces import leaf_spaces, space_from_json
 from rltransformers.training.evaluation import EvaluationResult, read_results
 from rltransformers.training.runs.experiment import ExperimentConfig, read_experiment
 
-if __name__ != "rltransformers.agents.hub":
-    raise ImportError("import this file as rltransformers.agents.hub")
-
 CARD = "README.md"
 FILES = (CHECKPOINT, CARD, "config.json", "results.json")
 """Files of every folder; of a run its ``config.yaml`` too."""

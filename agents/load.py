@@ -13,9 +13,6 @@ from rltransformers.core.checkpoint import Checkpoint, load_checkpoint
 from rltransformers.core.errors import CheckpointError
 from rltransformers.core.ranges import check
 
-if __name__ != "rltransformers.agents.load":
-    raise ImportError("import this file as rltransformers.agents.load")
-
 Agent = GTrXLPPO | GTrXLVMPO | GTrXLDQN | DecisionTransformer
 CHECKPOINT = "last.zip"
 """Newest checkpoint of a run folder."""
@@ -36,11 +33,7 @@ def load_agent(path: str | os.PathLike[str], *, device: torch.device | str = "au
 
 
 def agent_checkpoint(file: Path) -> Checkpoint:
-    """Content of a file, which has to be an agent of this package.
-
-    Raises:
-        CheckpointError: for a file that is missing, corrupt or of no agent of this package.
-    """
+    """Content of a file; raises CheckpointError unless it is an agent of this package."""
     checkpoint = load_checkpoint(file)
     if checkpoint.kind not in KINDS:
         raise CheckpointError(
