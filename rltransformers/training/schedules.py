@@ -13,7 +13,7 @@ from rltransformers.core.ranges import Fraction, Weight, check, fits
 
 
 class Line(TypedDict):
-    """A linear change over the run, from ``start`` to ``end``, over its first ``fraction`` (all of it by default)."""
+    """A linear change from ``start`` to ``end`` over the first ``fraction`` of the run (all of it by default)."""
 
     start: Weight
     end: Weight
@@ -31,11 +31,7 @@ class CheckedSchedule:
         self.function, self.name = function, name
 
     def __call__(self, progress: float) -> float:
-        """The value at the remaining progress.
-
-        Raises:
-            ConfigError: it is negative, not finite, or no number.
-        """
+        """The value at the remaining progress; raises ConfigError unless it is finite and not negative."""
         value = self.function(progress)
         value = float(value) if isinstance(value, Tensor) else value
         return float(check(value, Weight, f"{self.name} at progress {progress:.4g}"))
@@ -63,11 +59,7 @@ def as_schedule(value: Scheduled, name: str) -> FloatSchedule:
 
 
 def value_at(value: Any, name: str, progress: float) -> Any:
-    """Return the value of a scheduled setting at a remaining progress; None for None.
-
-    Raises:
-        ConfigError: as ``as_schedule``.
-    """
+    """Return the value of a scheduled setting at a remaining progress; None for None."""
     if value is None or (type(value) is float and 0.0 <= value <= 1e6):  # a plain Weight
         return value
     return (value if isinstance(value, FloatSchedule) else as_schedule(value, name))(progress)
@@ -75,10 +67,9 @@ def value_at(value: Any, name: str, progress: float) -> Any:
 
 def plain_schedule(schedule: Any, progress: float) -> float | dict[str, float]:
     """A schedule as JSON values; functions that are no line become their present value."""
-    inner = _inner(schedule)
-    line = _line(inner)
+    line = line_of(schedule)
     if line is None:
-        return float(inner(progress))
+        return float(_inner(schedule)(progress))
     return line["start"] if line["start"] == line["end"] else line
 
 
@@ -104,19 +95,15 @@ def warn_of_jumps(values: Mapping[str, Any], before: float, now: float) -> None:
         )
 
 
-def is_line(schedule: Any) -> bool:
-    """Whether ``plain_schedule`` says all there is to know about a schedule."""
-    return _line(_inner(schedule)) is not None
-
-
 def _inner(schedule: Any) -> Any:
     """The function of the user, of Stable-Baselines3, or the number behind a schedule."""
     inner = schedule.value_schedule if isinstance(schedule, FloatSchedule) else schedule
     return inner.function if isinstance(inner, CheckedSchedule) else inner
 
 
-def _line(inner: Any) -> dict[str, float] | None:
+def line_of(schedule: Any) -> dict[str, float] | None:
     """The line that a schedule is, None where it is none; functions of the user are asked at nine points."""
+    inner = _inner(schedule)
     if isinstance(inner, LinearSchedule):
         return {"start": inner.start, "end": inner.end, "fraction": inner.end_fraction}
     if isinstance(inner, ConstantSchedule):

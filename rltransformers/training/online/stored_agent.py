@@ -39,7 +39,7 @@ from rltransformers.training import normalization
 from rltransformers.training.online.online_checkpoint import own_tensors, restore_learning, restore_place, tensors_of
 from rltransformers.training.online.vec_envs import check_trained_spaces
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
-from rltransformers.training.schedules import as_schedule, is_line, plain_schedule
+from rltransformers.training.schedules import as_schedule, line_of, plain_schedule
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class StoredAgent(BaseAlgorithm):
         agent: Any = self  # with what OnlineAgent adds
         for name in agent.scheduled:
             value = getattr(agent, name)
-            if callable(value) and not is_line(as_schedule(value, name)):
+            if callable(value) and line_of(as_schedule(value, name)) is None:
                 warnings.warn(
                     f"{name} is a function that is no straight line, and files hold no functions: this one holds its "
                     f"present value; whoever goes on gives it again, load(path, {name}=...)",
