@@ -76,11 +76,7 @@ def minibatches(
 def evaluate(
     policy: GTrXLPolicy, minibatch: Minibatch, gradient_window: int | None, sharing: Sharing
 ) -> SegmentEvaluation:
-    """Evaluate a minibatch, each process its part; the numbers of all of it, but for outputs and auxiliary losses.
-
-    Args:
-        gradient_window: steps through which gradient flows; None for all.
-    """
+    """Evaluate a minibatch, each process its part; the numbers of all of it, but for outputs and auxiliary losses."""
     now = policy.evaluate_segment(minibatch.segment, gradient_window=gradient_window)
     names = ("log_probs", "values", "entropy", "log_barrier")
     whole = sharing.gather({name: getattr(now, name) for name in names}, minibatch.takers)
@@ -90,11 +86,8 @@ def evaluate(
 def add_auxiliary(loss: LossT, now: Evaluation | QEvaluation, part: Tensor, counts: Tensor, sharing: Sharing) -> LossT:
     """Add the auxiliary losses of the network, which are in its evaluation ``now``, to the loss of an algorithm.
 
-    They are means over steps, and those of each process are weighted by their number.
-
-    Args:
-        part: which steps of this process count [B, T].
-        counts: which steps of all processes count [B, T].
+    They are means over steps. Those of each process are weighted by the number of steps that count: ``part`` [B, T] are
+    its own, ``counts`` [B, T] those of all.
     """
     if now.auxiliary_loss is None:
         return loss
@@ -200,8 +193,7 @@ def follow_returns(policy: GTrXLPolicy, batch: Recorded) -> None:
 def memory_panel(forward: Callable[[Record], object]) -> dict[str, Tensor]:
     """How far attention looks back and the like, by path of the metric.
 
-    Args:
-        forward: runs the network with this record, for nothing else, so that looking never changes an update.
+    ``forward`` runs the network with this record, for nothing else, so that looking never changes an update.
     """
     record = Record(weights=True)
     forward(record)

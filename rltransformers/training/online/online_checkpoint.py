@@ -110,12 +110,12 @@ def tensors_of(agent: Any) -> dict[str, Any]:
     normalization = agent._normalization()
     if normalization is not None:
         normalization = normalization | {"running_returns": sharing.to_leader(normalization["running_returns"])}
-    observed = None if agent._last_obs is None else nested_leaves(agent._last_obs)
-    state = None if agent.env is None or observed is None else environment_state(agent.env)
+    observed = starts = state = None
+    if agent._last_obs is not None:
+        observed = {path: to_tensor(np.asarray(leaf), CPU) for path, leaf in nested_leaves(agent._last_obs).items()}
+        starts = to_tensor(agent._last_episode_starts, CPU)
+        state = None if agent.env is None else environment_state(agent.env)
     states = sharing.all_gather_object(state)
-    starts = None if observed is None else to_tensor(agent._last_episode_starts, CPU)
-    if observed is not None:
-        observed = {path: to_tensor(np.asarray(leaf), CPU) for path, leaf in observed.items()}
     return {
         "policy": uncompiled(agent.policy).state_dict(),
         "optimizer": agent.policy.optimizer.state_dict(),
@@ -136,11 +136,7 @@ def tensors_of(agent: Any) -> dict[str, Any]:
 
 
 def restore_learning(agent: Any, tensors: Mapping[str, Any], n_envs: int) -> None:
-    """Restore everything but the place where acting stopped; ``n_envs`` is the number of environments then.
-
-    Raises:
-        CheckpointError, ConfigError: for a part that does not fit.
-    """
+    """Restore everything but the place where acting stopped; ``n_envs`` is the number of environments then."""
     carry, scale = agent.carry, agent._scale
     restore_weights(agent.policy, tensors["policy"])
     restore_optimizer(agent.policy.optimizer, tensors["optimizer"])
@@ -168,11 +164,7 @@ def restore_learning(agent: Any, tensors: Mapping[str, Any], n_envs: int) -> Non
 
 
 def restore_place(agent: Any, tensors: Mapping[str, Any]) -> None:
-    """Let an agent go on where acting stopped: its memory, the newest observations, and which of them begin episodes.
-
-    Raises:
-        CheckpointError, DataError: for what is none of the space.
-    """
+    """Let an agent go on where acting stopped: its memory, the newest observations, and which begin episodes."""
     agent.carry.acting = PolicyState.from_tensors(on_device(tensors["acting"], agent.device))
     if tensors.get("own_memory") is not None:
         agent.carry.own_memory = PolicyState.from_tensors(on_device(tensors["own_memory"], agent.device))

@@ -1,7 +1,4 @@
-"""Scale of rewards of an online agent: they are divided by the running deviation of the discounted return.
-
-Axis letter: E environments.
-"""
+"""Scale of rewards of an online agent. Axis letter: E environments."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,9 +22,7 @@ EPSILON, CLIP = 1e-8, 10.0
 class RewardScale:
     """Divide rewards by the running deviation of the discounted return, as ``VecNormalize`` does.
 
-    Args:
-        n_envs: environments of this process.
-        sharing: the processes whose environments the statistics are of.
+    The statistics are of the environments of all processes of ``sharing``, of which this one has ``n_envs``.
 
     Attributes:
         returns: discounted sums of the rewards of the running episodes [E].
@@ -61,11 +56,7 @@ class RewardScale:
         return pack_moments(self.moments)
 
     def restore(self, moments: Mapping[str, Any], returns: Any, n_envs: int) -> None:
-        """Go on from the statistics of a checkpoint of ``n_envs`` environments; sums of another number are left out.
-
-        Raises:
-            CheckpointError: for statistics of another shape or type, or that are not finite.
-        """
+        """Go on from the statistics of a checkpoint of ``n_envs`` environments; sums of another number are left out."""
         set_moments(self.moments, moments, "reward_scale")
         sums: Tensor = check_tensor(returns, "running_returns", (n_envs,), torch.float64)
         if n_envs == len(self.returns):

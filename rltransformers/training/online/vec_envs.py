@@ -80,11 +80,7 @@ def _drawing(spec: Any) -> gym.Env[Any, Any]:
 def with_masks(
     policy_kwargs: Mapping[str, Any], env: VecEnv | None, observation_space: Space, action_space: Space
 ) -> dict[str, Any]:
-    """Let a policy mask actions where the environment has masks, and the settings do not say whether.
-
-    Raises:
-        ConfigError: it should, and the environment has none.
-    """
+    """Let a policy mask actions where the environment has masks, and the settings do not say whether."""
     masks = policy_kwargs.get("action_masks")
     if observes_mask(tree_space(observation_space), action_space, masks) or env is None or masks is False:
         return dict(policy_kwargs)
@@ -116,7 +112,7 @@ def check_masks_of(env: VecEnv, policy: MemoryPolicy, policy_kwargs: Mapping[str
 
 def check_trained_spaces(trained: tuple[Space, Space], env: VecEnv) -> None:
     """Raise ConfigError unless ``env`` has the spaces (observation, action) that an agent was trained with."""
-    found = (tree_space(env.observation_space), env.action_space)
-    for what, mine, theirs in zip(("observation", "action"), trained, found, strict=True):
+    spaces = (tree_space(env.observation_space), env.action_space)
+    for what, mine, theirs in zip(("observation", "action"), trained, spaces, strict=True):
         if mine != theirs:
             raise ConfigError(f"the agent was trained with {what} space {mine}, the environment has {theirs}")
