@@ -31,7 +31,7 @@ from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
 from rltransformers.functional import recurrences
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import Group, Rows
-from rltransformers.laws.counting import cost
+from rltransformers.laws.costs import cost
 from rltransformers.mixers.linear import EPS, positive
 
 HEADS, HEAD_DIM = 4, 32

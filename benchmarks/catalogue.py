@@ -21,8 +21,8 @@ from benchmarks.harness import RESULTS, Row, Timed, absolute, machine, timed
 from benchmarks.laws import require_green
 from rltransformers.backbone import AXES, PLAIN, BackboneConfig
 from rltransformers.backbone import catalogue as entries
-from rltransformers.laws.counting import cost
-from rltransformers.laws.elements import backbone_of
+from rltransformers.laws.costs import cost
+from rltransformers.laws.streams import backbone_of
 
 ATTENTION = [name for name, axis in AXES.items() if axis.attention]
 LAYERS = 2  # logits that a layer hands to the next one cost something only where there is a next one

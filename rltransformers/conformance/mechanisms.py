@@ -114,7 +114,7 @@ class Subject:
         for function in functions:
             case = self.case()
             function(case)
-            self.figure = max(self.figure or 0.0, case.differences.largest)
+            self.figure = max(self.figure or 0.0, case.difference)
 
 
 class ExemptError(Exception):
@@ -127,7 +127,7 @@ def references(subject: Subject) -> None:
         argument = "twin" if subject.spec.axis in TWIN_AXES else "reference"
         raise ExemptError(f"no slow twin was passed, {argument}=...")
     case = laws.equals_reference(laws.perturbed(subject.config), subject.reference, subject.tolerance)
-    subject.figure = case.differences.largest
+    subject.figure = case.difference
 
 
 def limits(subject: Subject) -> None:
@@ -137,7 +137,7 @@ def limits(subject: Subject) -> None:
     for limit in subject.limits:
         special, plain = (BackboneConfig(**{**PLAIN, **sized(each)}) for each in (limit.special, limit.plain))
         case = laws.becomes_another(special, plain, limit)
-        subject.figure = max(subject.figure or 0.0, case.differences.largest)
+        subject.figure = max(subject.figure or 0.0, case.difference)
 
 
 def gradients(subject: Subject) -> None:
@@ -163,7 +163,7 @@ def exports(subject: Subject) -> None:
     if subject.spec.axis == "losses":
         raise ExemptError("a step computes no loss")
     case = laws.exported_equals_eager(laws.step_of(subject.config), tolerance=10 * subject.tolerance)
-    subject.figure = case.differences.largest
+    subject.figure = case.difference
 
 
 def steps(subject: Subject) -> None:

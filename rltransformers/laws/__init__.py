@@ -5,7 +5,6 @@ them against one mechanism; tests choose which backbones to hold them against. T
 """
 
 from rltransformers.laws.costs import constant_steps, declared_growth, grows_as_declared, of_one_layer, window_of_16
-from rltransformers.laws.elements import backbone_of
 from rltransformers.laws.gradients import (
     Limit,
     becomes_another,
@@ -34,7 +33,7 @@ from rltransformers.laws.steps import (
     no_tensors_from_numbers,
     step_of,
 )
-from rltransformers.laws.streams import EXACT, Case, LawError, in_double, perturbed
+from rltransformers.laws.streams import EXACT, Case, LawError, backbone_of, in_double, perturbed
 
 __all__ = [
     "EXACT", "BackboneStep", "Case", "LawError", "Limit", "acting_equals_training", "acting_from_keys", "autocast",

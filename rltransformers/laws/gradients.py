@@ -1,7 +1,7 @@
 """Laws L5 to L7: values and gradients equal those of a slow twin, of a special case, and of finite differences."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from unittest.mock import patch
@@ -57,13 +57,15 @@ def equals_reference(backbone: Backbone, reference: Reference, tolerance: float 
     return case
 
 
-@contextmanager
-def with_twin(backbone: Backbone, axis: str, twin: Callable[..., Any]) -> Iterator[None]:
-    """Compute a mechanism by its twin inside the block, for one episode at a time.
+TWIN_AXES = ("mixer", "ff", "residual")
+"""Axes whose mechanisms are modules that a twin can stand in for."""
 
-    Of a mixer ``twin(module, h)`` takes the normalized inputs [t, D] of an episode, of a feed-forward part the same, of
-    a residual ``twin(module, x, y)`` takes stream and output of the submodule, and of a position at the input
-    ``twin(module, x)`` the tokens. All return [t, D].
+
+def reference_of(axis: str, twin: Callable[..., Any]) -> Reference:
+    """Make a reference of a backbone that differs in one mechanism, which its twin computes for one episode at a time.
+
+    ``twin(module, h)`` takes the normalized inputs [t, D] of a mixer or a feed-forward part, ``twin(module, x, y)`` the
+    stream of a residual and the output of its submodule. All return [t, D].
     """
 
     def mixer_of(module: Any) -> Callable[..., Any]:
@@ -72,29 +74,17 @@ def with_twin(backbone: Backbone, axis: str, twin: Callable[..., Any]) -> Iterat
     def one_of(module: Any) -> Callable[..., Any]:
         return lambda *streams: twin(module, *(stream[0] for stream in streams if isinstance(stream, Tensor)))[None]
 
-    layers = [backbone.layer(index) for index in range(len(backbone.layers))]
-    with ExitStack() as stack:
-        for layer in layers:
-            if axis == "mixer":
-                stack.enter_context(patch.object(layer.mixing.mixer, "forward", mixer_of(layer.mixing.mixer)))
-            elif axis == "ff":
-                stack.enter_context(patch.object(layer.ff, "forward", one_of(layer.ff)))
-            elif axis == "residual":
-                for join in (layer.join_mixing, layer.join_ff):
-                    if join is not None:
-                        stack.enter_context(patch.object(join, "combine", one_of(join)))
-        yield
-
-
-TWIN_AXES = ("mixer", "ff", "residual")
-"""Axes whose mechanisms are modules that a twin can stand in for."""
-
-
-def reference_of(axis: str, twin: Callable[..., Any]) -> Reference:
-    """Make a reference of a backbone that differs in one mechanism, which its twin computes."""
-
     def reference(backbone: Backbone, x: Tensor) -> tuple[Tensor, None]:
-        with with_twin(backbone, axis, twin):
+        with ExitStack() as stack:
+            for layer in [backbone.layer(index) for index in range(len(backbone.layers))]:
+                if axis == "mixer":
+                    stack.enter_context(patch.object(layer.mixing.mixer, "forward", mixer_of(layer.mixing.mixer)))
+                elif axis == "ff":
+                    stack.enter_context(patch.object(layer.ff, "forward", one_of(layer.ff)))
+                elif axis == "residual":
+                    for join in (layer.join_mixing, layer.join_ff):
+                        if join is not None:
+                            stack.enter_context(patch.object(join, "combine", one_of(join)))
             return backbone(x[None])[0][0], None
 
     return reference

@@ -10,9 +10,8 @@ from torch import Tensor
 from rltransformers.backbone import AXES, PLAIN, BackboneConfig
 from rltransformers.core.errors import ConfigError, error_line
 from rltransformers.core.spec import Feature, Spec
-from rltransformers.laws.elements import backbone_of
 from rltransformers.laws.partners import SIZES, settings_of, sized
-from rltransformers.laws.streams import LawError, require
+from rltransformers.laws.streams import LawError, backbone_of, require
 
 SETS = 8
 """Sets of weights that are tried before a mechanism is said to change nothing."""

@@ -4,14 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from rltransformers.laws.streams import (
-    PADDING,
-    SPLITS,
-    Case,
-    blocks_of,
-    in_parts,
-    require,
-)
+from rltransformers.laws.streams import PADDING, SPLITS, Case, blocks_of, in_parts, require
 
 
 def causality(case: Case) -> None:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig, State
-from rltransformers.laws.elements import backbone_of
-from rltransformers.laws.streams import Case, require
+from rltransformers.laws.streams import Case, backbone_of, require
 
 SINGLE, HALF = 1e-5, 0.1
 """Usual bounds of float32 and bfloat16, relative to the largest output; bfloat16 rounds to 8 bits, 0.4 %, each time."""

@@ -13,7 +13,8 @@ from rltransformers.attention.layer import Attention
 from rltransformers.attention.selections.lsh import SELF, Hashing, buckets_of, first_of_each
 from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError
-from rltransformers.laws import EXACT, counting, perturbed
+from rltransformers.laws import EXACT, perturbed
+from rltransformers.laws.costs import UNCOUNTED
 from tests.attention.rows import config_of
 
 
@@ -93,7 +94,7 @@ def test_work_grows_with_the_window_and_not_with_the_memory() -> None:
     flops = []
     for memory in (64, 512):
         backbone = hashed(memory=memory, window=4)
-        with FlopCounterMode(display=False, custom_mapping=counting.UNCOUNTED) as counter, torch.no_grad():
+        with FlopCounterMode(display=False, custom_mapping=UNCOUNTED) as counter, torch.no_grad():
             backbone(torch.randn(1, 256, 15))
         flops.append(counter.get_total_flops())
     assert flops[1] < 1.05 * flops[0]

@@ -18,7 +18,8 @@ from rltransformers.attention.selections.routing import Routing
 from rltransformers.backbone import Backbone, Record
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.keys import Rows
-from rltransformers.laws import EXACT, counting, perturbed
+from rltransformers.laws import EXACT, perturbed
+from rltransformers.laws.costs import UNCOUNTED
 from tests.attention.rows import config_of
 
 
@@ -96,7 +97,7 @@ def work(memory: int, time: int, window: int | None = None) -> int:
     if window is not None:
         values["selection"] = {"name": "routing", "clusters": 3, "window": window}
     backbone = perturbed(config_of(values))
-    with FlopCounterMode(display=False, custom_mapping=counting.UNCOUNTED) as flops, Numbers() as numbers:
+    with FlopCounterMode(display=False, custom_mapping=UNCOUNTED) as flops, Numbers() as numbers:
         backbone(torch.randn(1, time, 15))
     return flops.get_total_flops() + numbers.count
 

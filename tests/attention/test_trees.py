@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from rltransformers import laws
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.patterns.bp import BinaryPartition, slots_in_reach, spans
 from rltransformers.backbone import Backbone
-from rltransformers.laws import counting
 from tests.attention.rows import config_of
 from tests.attention.twins import pointer_walk
 from tests.backbone.ways_out import refusal
@@ -68,7 +68,7 @@ def test_with_as_many_neighbors_as_tokens_there_are_no_nodes() -> None:
 def cost(backbone: Backbone, time: int) -> Tensor:
     """FLOPs of a forward pass and bytes it keeps."""
     x = torch.randn(1, time, backbone.width)
-    return torch.tensor(counting.cost(lambda: backbone(x)[0]), dtype=torch.float64)
+    return torch.tensor(laws.costs.cost(lambda: backbone(x)[0]), dtype=torch.float64)
 
 
 def test_work_and_kept_memory_grow_as_the_logarithm_of_the_memory() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.spec import Choice
-from rltransformers.laws.elements import elements_of
+from rltransformers.laws.streams import elements_of
 
 if TYPE_CHECKING:
     from tests.attention.references import Walk

@@ -12,7 +12,7 @@ from rltransformers.attention import reach
 from rltransformers.backbone import PLAIN, BackboneConfig, catalogue
 from rltransformers.core.errors import ConfigError
 from rltransformers.laws import Case, perturbed
-from rltransformers.laws.elements import backbone_of
+from rltransformers.laws.streams import backbone_of
 from tests.backbone.ways_out import mended, refusal
 
 WANTED = 200

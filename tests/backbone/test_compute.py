@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig, Record
-from rltransformers.laws import counting, perturbed
+from rltransformers.laws import perturbed
+from rltransformers.laws.costs import cost
 
 SIZES: dict[str, Any] = {"width": 12, "heads": 3, "layers": 2, "memory": 6, "ff_width": 35, "position": "trxl"}
 ADAPTIVE = {"name": "adaptive", "ramp": 2.0, "initial": 0.3}
@@ -27,7 +28,7 @@ def backbone_of(**values: Any) -> Backbone:
 
 def kept(backbone: Backbone, time: int = 64) -> int:
     """Bytes kept for the backward pass."""
-    return counting.cost(lambda: backbone(torch.randn(1, time, backbone.width))[0])[1]
+    return cost(lambda: backbone(torch.randn(1, time, backbone.width))[0])[1]
 
 
 def gradients(backbone: Backbone, x: Tensor, record: Record | None = None) -> list[Tensor]:

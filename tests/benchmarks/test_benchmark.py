@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from benchmarks import harness, laws
 from benchmarks.harness import Pair, absolute, interleave, meets
 from rltransformers.core.errors import ConfigError
-from rltransformers.laws import counting
+from rltransformers.laws.costs import cost
 from scripts import benchmark
 
 
@@ -80,17 +80,17 @@ def test_counts_below_one_are_refused(text: str, capsys: pytest.CaptureFixture[s
 
 def test_fused_attention_and_products_in_place_are_counted() -> None:
     q, k = torch.randn(1, 2, 8, 4), torch.randn(1, 2, 16, 4)
-    fused, _ = counting.cost(lambda: F.scaled_dot_product_attention(q, k, k))
+    fused, _ = cost(lambda: F.scaled_dot_product_attention(q, k, k))
     assert fused == 2 * 2 * (2 * 8 * 16 * 4)
-    in_place, _ = counting.cost(lambda: torch.zeros(2, 3, 5).baddbmm_(torch.randn(2, 3, 4), torch.randn(2, 4, 5)))
+    in_place, _ = cost(lambda: torch.zeros(2, 3, 5).baddbmm_(torch.randn(2, 3, 4), torch.randn(2, 4, 5)))
     assert in_place == 2 * 2 * 3 * 4 * 5
 
 
 def test_kept_bytes_count_each_storage_once() -> None:
     x = torch.randn(100, requires_grad=True)
-    _, kept = counting.cost(lambda: x * x)
+    _, kept = cost(lambda: x * x)
     assert kept == x.nbytes
-    assert math.isclose(counting.cost(lambda: (x * 2).exp())[1], x.nbytes)
+    assert math.isclose(cost(lambda: (x * 2).exp())[1], x.nbytes)
 
 
 @pytest.mark.slow

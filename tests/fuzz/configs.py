@@ -8,7 +8,7 @@ import torch
 
 from rltransformers.backbone import PRESETS, BackboneConfig, catalogue
 from rltransformers.core.errors import ConfigError
-from rltransformers.laws.elements import backbone_of
+from rltransformers.laws.streams import backbone_of
 from tests.fuzz.probe import HOSTILE, Probe, WrongError, shown
 
 B, T = 2, 9

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Choice
-from rltransformers.laws import counting
+from rltransformers.laws.costs import cost
 from rltransformers.policies.set_encoders.catalogue import ENCODERS, read_encoder
 from rltransformers.policies.set_encoders.encoder import SetEncoder, build_encoder
 from rltransformers.policies.set_encoders.interface import Encoded
@@ -242,7 +242,7 @@ def test_work_and_kept_memory_grow_with_the_elements_as_declared(name: str) -> N
         assert choice is not None
         encoder = build_encoder(choice, spaces.Box(-1, 1, (length, 3)), 8)
         leaves = {"": torch.randn(1, length, 3)}
-        costs.append(counting.cost(lambda encoder=encoder, leaves=leaves: encoder(leaves).pooled))  # type: ignore[misc]
+        costs.append(cost(lambda encoder=encoder, leaves=leaves: encoder(leaves).pooled))  # type: ignore[misc]
     declared = ENCODERS[row.name].traits.time
     for first, last in zip(*costs, strict=True):
         growth = math.log(last / first) / math.log(lengths[1] / lengths[0])
