@@ -25,9 +25,10 @@ from rltransformers.cli.keywords import MEMORY_AGENTS, check_config, offline_pol
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line
 from rltransformers.core.files import replacing
+from rltransformers.core.pictures import is_image
 from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import branch_seeds, seed_environments
-from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
+from rltransformers.core.spaces import differing_spaces, leaf_spaces
 from rltransformers.core.world import current_sharing
 from rltransformers.data import load_trajectories
 from rltransformers.policies.recurrent import RECURRENT_POLICIES

@@ -2,16 +2,14 @@
 
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spaces import box_bounds
+from rltransformers.core.spaces import Space, box_bounds
 
-Space = gym.Space[Any]
 MIN_SIDE = 8
 """Pixels of a picture that is known by its shape alone; less is a small grid of numbers, or a window of steps."""
 MAX_NUMBERS = 4096
@@ -39,6 +37,11 @@ class Picture(NamedTuple):
         return math.prod(frames) * channels, height, width
 
 
+def is_image(space: Space) -> bool:
+    """Whether the leaf is a picture in bytes, of 2 or 3 axes."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
 def picture_of(space: Space, path: str = "") -> Picture | None:
     """The picture that a leaf is taken for; None for numbers.
 
@@ -51,13 +54,11 @@ def picture_of(space: Space, path: str = "") -> Picture | None:
     """
     if not isinstance(space, spaces.Box):
         return None
-    axes = len(space.shape)
-    if space.dtype == np.uint8 and axes in (2, 3):
-        return as_picture(space, path, None)
-    floats = np.issubdtype(space.dtype, np.floating)
-    asked = axes in (3, 4) if floats else axes == 4 and space.dtype == np.uint8
-    if asked:
-        picture = as_picture(space, path, None)
+    if is_image(space):
+        return as_picture(space, path)
+    axes, floats = len(space.shape), np.issubdtype(space.dtype, np.floating)
+    if axes in (3, 4) if floats else axes == 4 and space.dtype == np.uint8:
+        picture = as_picture(space, path)
         channels, height, width = picture.channels_height_width(space.shape[-3:])
         if min(height, width) >= max(MIN_SIDE, channels + 1):
             order = "[C, H, W]" if picture.channels_first else "[H, W, C]"

@@ -267,19 +267,6 @@ def stored_dtype(leaf: Space) -> np.dtype[Any]:
     return np.dtype(np.float32) if np.issubdtype(dtype, np.floating) else dtype
 
 
-def is_image(space: Space) -> bool:
-    """Whether the leaf is a picture: a uint8 Box of 2 dimensions [H,W], or 3 with channels first or last."""
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
-
-
-def channels_first(space: Space) -> bool:
-    """Whether an image leaf of 3 dimensions lists its channels first: [C,H,W] rather than [H,W,C].
-
-    The channel axis is the shorter of the first and last axis; a tie counts as channels last, Gymnasium's habit.
-    """
-    return is_image(space) and len(space.shape or ()) == 3 and space.shape[0] < space.shape[2]  # type: ignore[index]
-
-
 def box_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """Low and high bounds in float64, infinite where there are none.
 

@@ -13,7 +13,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.spaces import channels_first, is_image, leaf_spaces, nested_leaves, space_from_leaves
+from rltransformers.core.pictures import as_picture, is_image
+from rltransformers.core.spaces import leaf_spaces, nested_leaves, space_from_leaves
 from rltransformers.core.values import check_observations, finite, flags, members, named, numbers
 
 Space = gym.Space[Any]
@@ -228,7 +229,7 @@ def _fit_leaf(leaf: Space, path: str, array: np.ndarray) -> tuple[np.ndarray, bo
     """The array with a batch axis in front, and whether it came with one; channels of images are moved."""
     shape, given = tuple(leaf.shape or ()), array.shape
     if array.shape[-len(shape) :] != shape and len(shape) == 3 and array.ndim >= 3 and is_image(leaf):
-        array = np.moveaxis(array, *((-1, -3) if channels_first(leaf) else (-3, -1)))
+        array = np.moveaxis(array, *((-1, -3) if as_picture(leaf).channels_first else (-3, -1)))
     if array.shape == shape:
         return array[None], False
     if array.shape[1:] == shape and array.ndim == len(shape) + 1:

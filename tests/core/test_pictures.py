@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.pictures import Picture, as_picture, picture_of
+from rltransformers.core.pictures import Picture, as_picture, is_image, picture_of
 
 INF = np.inf
 
@@ -70,3 +70,10 @@ def test_a_user_may_say_which_axis_holds_channels() -> None:
     assert as_picture(box(16, 16, dtype=np.int32, high=9)).largest == 9.0
     with pytest.raises(ConfigError, match="'image' is for Boxes"):
         as_picture(box(5))
+
+
+def test_images_are_byte_boxes_of_two_or_three_dimensions() -> None:
+    assert is_image(spaces.Box(0, 255, (84, 84), np.uint8))
+    assert is_image(spaces.Box(0, 255, (3, 8, 9), np.uint8))
+    assert not is_image(spaces.Box(0, 255, (9,), np.uint8))
+    assert not is_image(spaces.Box(0, 1, (8, 9, 3), np.float32))

@@ -11,9 +11,7 @@ from gymnasium import spaces
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import (
     box_bounds,
-    channels_first,
     check_supported,
-    is_image,
     leaf_spaces,
     leaf_values,
     map_leaves,
@@ -139,15 +137,6 @@ def test_an_empty_box_is_refused() -> None:
 def test_texts_that_describe_no_space_are_refused(text: str) -> None:
     with pytest.raises(DataError, match="not the description of a space"):
         space_from_json(text)
-
-
-def test_images_are_byte_boxes_of_two_or_three_dimensions() -> None:
-    assert is_image(spaces.Box(0, 255, (84, 84), np.uint8))
-    assert is_image(spaces.Box(0, 255, (3, 8, 9), np.uint8))
-    assert not is_image(spaces.Box(0, 255, (9,), np.uint8))
-    assert not is_image(spaces.Box(0, 1, (8, 9, 3), np.float32))
-    assert channels_first(spaces.Box(0, 255, (3, 8, 9), np.uint8))
-    assert not channels_first(spaces.Box(0, 255, (8, 9, 3), np.uint8))
 
 
 def test_the_limits_of_a_wide_integer_are_no_bounds() -> None:

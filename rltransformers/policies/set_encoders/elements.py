@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from rltransformers.backbone.config import nearest_divisors
 from rltransformers.core.errors import ConfigError, did_you_mean
-from rltransformers.core.spaces import channels_first, is_image, leaf_spaces
+from rltransformers.core.pictures import as_picture, is_image
+from rltransformers.core.spaces import leaf_spaces
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.set_encoders.interface import EncoderOptions, Position, check_table
 from rltransformers.positions.interface import sinusoid
@@ -102,19 +103,18 @@ def _counted(shape: tuple[int, ...], size: int | None) -> tuple[int, int]:
 
 
 def _image(space: Space, patch: int | None) -> Layout:
-    shape, first = tuple(space.shape or ()), channels_first(space)
+    shape, picture = tuple(space.shape or ()), as_picture(space)
     if patch is None:
         raise ConfigError(
             "it is an image: set patch to the side of its patches (or element_size, where rows are the elements)"
         )
-    height, width = shape[1:] if first else shape[:2]
-    channels = 1 if len(shape) == 2 else shape[0] if first else shape[2]
+    channels, height, width = picture.channels_height_width(shape)
     for name, side in (("height", height), ("width", width)):
         if side % patch:
             near = nearest_divisors(side, patch)
             raise ConfigError(f"patch ({patch}) must divide its {name} ({side}); nearest that do: {near}")
     count, size = (height // patch) * (width // patch), patch * patch * channels
-    return Layout(count, size, shape, spaces.Box(0, 255, (size,), np.uint8), patch, first)
+    return Layout(count, size, shape, spaces.Box(0, 255, (size,), np.uint8), patch, picture.channels_first)
 
 
 def find_leaf(space: Space, options: EncoderOptions) -> tuple[str, Layout]:
