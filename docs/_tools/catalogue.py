@@ -128,7 +128,7 @@ def settings() -> list[Setting]:
 
     An entry has ``key``, ``accepts``, ``default`` (as YAML; "required" without one), ``says``, and where they apply
     ``agents`` that alone have it, ``of`` (the mechanism that alone has it), ``names`` that it can be, and ``type`` (of
-    ``rltransformers.core.stored_types``).
+    ``rltransformers.cli.entries``).
     """
     found: list[Setting] = []
     for entry in _of_record(ExperimentConfig, ""):

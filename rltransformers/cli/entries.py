@@ -8,14 +8,12 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from enum import StrEnum
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, is_typeddict
 
-from rltransformers.core.ranges import describe
+from rltransformers.core.ranges import LIMITS, describe, is_enumeration, is_union, limits_of, members_of
 from rltransformers.core.spec import WEIGHT, Choice, LossWeight, Spec
-from rltransformers.core.stored_types import to_json
 
 REQUIRED = "required"
 CHOICES = "choices"
@@ -97,7 +95,7 @@ def _names(hint: Any) -> list[Any]:
         return [True, False]
     if get_origin(hint) is Literal:
         return list(get_args(hint))
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
+    if is_enumeration(hint):
         return [each.value for each in hint]
     return [name for part in get_args(hint) for name in _names(part)]
 
@@ -124,3 +122,67 @@ def _explanation(name: str, words: str) -> str:
     if line.startswith("of "):
         line = f"{name.replace('_', ' ')} {line}"
     return line if "_" in line.split()[0] else line[:1].upper() + line[1:]
+
+
+# Annotations as JSON values, which ``check`` takes without the modules they stand in -----------------------
+
+_PLAIN: Mapping[str, Any] = {"any": Any, "none": None, "bool": bool, "int": int, "float": float, "str": str}
+
+
+def to_json(annotation: Any) -> Any:
+    """Write an annotation that ``check`` takes as JSON values; classes that no file can hold stand by name alone."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    for name, kind in _PLAIN.items():
+        if annotation is kind or (kind is None and annotation is type(None)):
+            return name
+    if origin is Annotated:
+        limits = limits_of(parts[1:])
+        return {"of": to_json(parts[0]), **limits} if limits else to_json(parts[0])
+    if is_union(annotation):
+        return {"union": [to_json(part) for part in parts]}
+    if origin is Literal or is_enumeration(annotation):
+        return {"literal": [str(each) for each in annotation] if is_enumeration(annotation) else list(parts)}
+    if is_typeddict(annotation):
+        members = {name: to_json(hint) for name, hint in members_of(annotation).items()}
+        return {"record": members, "required": sorted(annotation.__required_keys__), "name": annotation.__name__}
+    kind = origin or annotation
+    if kind is Callable:
+        return {"function": True}
+    if kind is type:
+        return {"class": None if not parts or parts[0] is Any else parts[0].__name__}
+    if kind is tuple and parts and parts[-1] is not Ellipsis:
+        return {"tuple": [to_json(part) for part in parts]}
+    if issubclass(kind, Mapping):
+        return {"mapping": [to_json(part) for part in parts]}
+    if issubclass(kind, Sequence):
+        return {"list": [to_json(part) for part in parts[:1]]}
+    return {"instance": kind.__name__}
+
+
+def from_json(stored: Any) -> Any:
+    """Make an annotation for ``check`` that takes, and says, what the stored one did."""
+    if isinstance(stored, str):
+        return _PLAIN[stored]
+    if "of" in stored:
+        limits = [LIMITS[name](value) for name, value in stored.items() if name in LIMITS]
+        return Annotated[(from_json(stored["of"]), *limits)]
+    if "record" in stored:
+        members = {
+            name: from_json(part) if name in stored["required"] else NotRequired[from_json(part)]
+            for name, part in stored["record"].items()
+        }
+        return TypedDict(stored["name"], members)  # type: ignore[operator]
+    ((kind, inside),) = stored.items()
+    if kind == "union":
+        return Union[tuple(from_json(part) for part in inside)]  # noqa: UP007 (they are not known before)
+    if kind == "literal":
+        return Literal[tuple(inside)]
+    if kind == "function":
+        return Callable[..., Any]
+    if kind == "instance":
+        return type(inside, (), {})
+    if kind == "class":
+        return type[Any] if inside is None else type[type(inside, (), {})]
+    parts = tuple(from_json(part) for part in inside)
+    container: Any = {"tuple": tuple, "mapping": Mapping, "list": Sequence}[kind]
+    return container[parts] if parts else container

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from rltransformers.cli.entries import CHOICES
+from rltransformers.cli.entries import CHOICES, from_json
 from rltransformers.cli.settings import SET_ELSEWHERE, catalogue
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.extensions import load_installed
 from rltransformers.core.ranges import check, check_settings
 from rltransformers.core.spec import Choice, NoOptions, Spec, is_list
-from rltransformers.core.stored_types import from_json
 from rltransformers.training.runs.experiment import ExperimentConfig
 
 

@@ -7,6 +7,7 @@ most settings. Numbers are always finite, a boolean is never a number, and 1e5 i
 import functools
 import inspect
 import io
+import operator
 import os
 import sys
 import types
@@ -41,6 +42,7 @@ Threads = Annotated[int, Ge(1), Le(1024)]
 Processes = bool | Literal["async", "envpool"]
 """How environments run in parallel, see ``rltransformers.envs.make_vec_env``."""
 
+LIMITS = {"ge": Ge, "gt": Gt, "le": Le, "lt": Lt}
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -76,26 +78,16 @@ def check(value: Any, annotation: Any, name: str) -> Any:
 
 
 def check_settings(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``values`` by name, each checked against the annotation of its name in ``hints``.
+    """``values`` by name, each checked against the annotation of its name in ``hints``; ``prefix`` as "algorithm.".
 
-    Args:
-        prefix: put before a name in messages, e.g. "algorithm.".
-
-    Raises:
-        ConfigError: for a value outside its type or range, and for a name that ``hints`` does not have.
+    Raises ConfigError for a value outside its type or range, and for a name that ``hints`` does not have.
     """
     refuse_unknown(values, hints, prefix)
     return {name: check(value, hints[name], prefix + name) for name, value in values.items()}
 
 
 def check_fields(record: Any, prefix: str = "") -> None:
-    """Check every field of a dataclass against its annotation, and set it to what ``check`` returns.
-
-    For ``__post_init__``.
-
-    Raises:
-        ConfigError: for the first value outside its type or range.
-    """
+    """Set every field of a dataclass to what ``check`` returns for its annotation; for ``__post_init__``."""
     for name, annotation in typing.get_type_hints(type(record), include_extras=True).items():
         # Fields of frozen dataclasses can be set in no other way.
         object.__setattr__(record, name, check(getattr(record, name), annotation, prefix + name))
@@ -173,9 +165,8 @@ def _fitted(value: Any, annotation: Any) -> Any:
         return value
     if origin is Annotated:
         fitted = _fitted(value, parts[0])
-        return (
-            fitted if fitted is not _MISFIT and all(_holds(fitted, bound) for bound in bounds(parts[1:])) else _MISFIT
-        )
+        limits = {} if fitted is _MISFIT else limits_of(parts[1:])
+        return fitted if all(getattr(operator, name)(fitted, limit) for name, limit in limits.items()) else _MISFIT
     if is_union(annotation):
         fitting = {part: fitted for part in parts if (fitted := _fitted(value, part)) is not _MISFIT}
         same = [part for part in fitting if type(value) in (part, *get_args(part)[:1])]
@@ -231,7 +222,7 @@ def describe(annotation: Any) -> str:
     """Values that ``annotation`` accepts in words, for the sentence "... must be <description>"."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return f"{describe(parts[0])}{_range(bounds(parts[1:]))}"
+        return f"{describe(parts[0])}{_range(limits_of(parts[1:]))}"
     if is_union(annotation):
         *others, last = (describe(part) for part in parts)
         return f"{', '.join(others)} or {last}"
@@ -281,39 +272,20 @@ def is_union(annotation: Any) -> bool:
     return get_origin(annotation) in (Union, types.UnionType)
 
 
-def bounds(metadata: Sequence[Any]) -> list[Any]:
-    """The bounds in ``metadata`` one by one; other annotations say nothing about values."""
-    single: list[Any] = []
-    for each in metadata:
-        single.extend(each if isinstance(each, Interval) else [each])
-    return [each for each in single if isinstance(each, Ge | Gt | Le | Lt)]
+def limits_of(metadata: Sequence[Any]) -> dict[str, Any]:
+    """The bounds in ``metadata`` by "ge", "gt", "le" and "lt"; other annotations say nothing about values."""
+    single = [bound for each in metadata for bound in (each if isinstance(each, Interval) else [each])]
+    return {name: getattr(bound, name) for bound in single for name in LIMITS if hasattr(bound, name)}
 
 
-def _holds(value: Any, bound: Any) -> bool:
-    match bound:
-        case Ge():
-            return bool(value >= bound.ge)
-        case Gt():
-            return bool(value > bound.gt)
-        case Le():
-            return bool(value <= bound.le)
-        case _:
-            return bool(value < bound.lt)
-
-
-def _range(bounds: Sequence[Any]) -> str:
+def _range(limits: Mapping[str, Any]) -> str:
     """ " of at least 1", " above 0", " in [0, 1)" and the like."""
-    low = next((bound for bound in bounds if isinstance(bound, Ge | Gt)), None)
-    high = next((bound for bound in bounds if isinstance(bound, Le | Lt)), None)
-    if low is not None and high is not None:
-        left = f"[{low.ge}" if isinstance(low, Ge) else f"({low.gt}"
-        right = f"{high.le}]" if isinstance(high, Le) else f"{high.lt})"
+    if len(limits) == 2:
+        left = f"[{limits['ge']}" if "ge" in limits else f"({limits['gt']}"
+        right = f"{limits['le']}]" if "le" in limits else f"{limits['lt']})"
         return f" in {left}, {right}"
-    if low is not None:
-        return f" of at least {low.ge}" if isinstance(low, Ge) else f" above {low.gt}"
-    if high is not None:
-        return f" of at most {high.le}" if isinstance(high, Le) else f" below {high.lt}"
-    return ""
+    words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
+    return "".join(f" {words[name]} {limit}" for name, limit in limits.items())
 
 
 def _plural(annotation: Any) -> str:
@@ -321,7 +293,7 @@ def _plural(annotation: Any) -> str:
     base, limits = annotation, ""
     if get_origin(annotation) is Annotated:
         base, *metadata = get_args(annotation)
-        limits = _range(bounds(metadata))
+        limits = _range(limits_of(metadata))
     return f"{names[base]}{limits}" if base in names else f"items that are {describe(annotation)}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
@@ -264,7 +264,7 @@ class Choice:
         options = {
             key: _choices(option, axis, table, f"{path}.{key}")
             if ranges[key] == Sequence[Choice]
-            else _option(option, ranges[key], f"{path}.{key}")
+            else check(option, ranges[key], f"{path}.{key}")
             for key, option in given.items()
         }
         choice = Choice(spec, spec.options(**options))
@@ -315,9 +315,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Choice):
         return value.to_dict()
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
-
-
-def _option(value: Any, annotation: Any, path: str) -> Any:
-    """``value`` checked, and a whole number as a fraction where fractions are expected: 2 is 2.0."""
-    value = check(value, annotation, path)
-    return float(value) if type(value) is int and float in (annotation, *get_args(annotation)) else value

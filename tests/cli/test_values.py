@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rltransformers.cli.entries import CHOICES
+from rltransformers.cli.entries import CHOICES, from_json
 from rltransformers.cli.keywords import check_config
 from rltransformers.cli.settings import catalogue
 from rltransformers.cli.values import check_values
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import describe
-from rltransformers.core.stored_types import from_json
 from rltransformers.training.runs.experiment import build_experiment
 from tests.cli.test_runs import OFFLINE, ONLINE
 
