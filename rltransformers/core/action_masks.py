@@ -5,18 +5,16 @@ A mask comes as the leaf ``action_mask`` of a Dict observation (PettingZoo, Gymn
 as a leaf of the observation, so that whatever is learned from a step knows what was allowed in it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.spaces import leaf_spaces
-from rltransformers.core.values import flags, numbers
+from rltransformers.core.spaces import Space, leaf_spaces
+from rltransformers.core.values import Place, flags, numbers
 
-Space = gym.Space[Any]
 ACTION_MASK, MASK_METHOD = "action_mask", "action_masks"
 """Path of the leaf of an observation, and the method of an environment, that hold a mask."""
 LAST_MASK = "last_action_mask"
@@ -44,11 +42,7 @@ def choices_of(action_space: Space) -> list[int]:
 
 
 def mask_space(action_space: Space) -> spaces.MultiBinary:
-    """Space of a mask of such actions: one entry per value of every component, side by side.
-
-    Raises:
-        ConfigError: nothing of the action can be counted.
-    """
+    """Space of a mask, one entry per value of every component; ConfigError where nothing of the action is countable."""
     size = sum(choices_of(action_space))
     if not size:
         raise ConfigError(f"masks are for actions that can be counted, and the action space is {action_space}")
@@ -58,8 +52,7 @@ def mask_space(action_space: Space) -> spaces.MultiBinary:
 def observes_mask(observation_space: Space, action_space: Space, wanted: bool | None) -> bool:
     """Whether the observation holds masks that are to be kept to: a leaf ``action_mask``, unless ``wanted`` is False.
 
-    Raises:
-        ConfigError: the leaf is no mask of such actions.
+    Raises ConfigError where the leaf is no mask of such actions.
     """
     leaf = leaf_spaces(observation_space).get(ACTION_MASK)
     if leaf is None or wanted is False:
@@ -82,8 +75,7 @@ def observes_mask(observation_space: Space, action_space: Space, wanted: bool | 
 def fit_masks(masks: Any, action_space: Space, rows: int) -> np.ndarray:
     """Masks of ``rows`` environments as int8 [E, M], from booleans or numbers 0 and 1; one mask serves one environment.
 
-    Raises:
-        DataError: for another number of entries or other values.
+    Raises DataError for another number of entries or other values.
     """
     size = sum(choices_of(action_space))
     try:
@@ -96,14 +88,9 @@ def fit_masks(masks: Any, action_space: Space, rows: int) -> np.ndarray:
 
 
 def masks_of_step(leaves: Mapping[str, np.ndarray], masks: Any, action_space: Space) -> np.ndarray:
-    """The masks [E, M] of a step by which an action is chosen: those of the call, else those observed.
+    """The masks [E, M] of a step by which an action is chosen: those of the call, else those in ``leaves`` [E, ...].
 
-    Args:
-        leaves: the observation by path [E, ...].
-        masks: as for ``fit_masks``, or None.
-
-    Raises:
-        DataError: for masks of another shape or other values, or that allow no action.
+    Raises DataError for masks of another shape or other values, or that allow no action.
     """
     rows = len(next(iter(leaves.values())))
     rows_of_masks: np.ndarray = leaves[ACTION_MASK] if masks is None else fit_masks(masks, action_space, rows)
@@ -111,14 +98,8 @@ def masks_of_step(leaves: Mapping[str, np.ndarray], masks: Any, action_space: Sp
     return rows_of_masks
 
 
-def check_masks(
-    masks: np.ndarray, action_space: Space, place: Callable[[int], str] = str, what: str = "environment"
-) -> None:
-    """Raise DataError unless every mask of [E, M] allows something in every component of the action.
-
-    Args:
-        place: number of a row to what the message says of it, behind ``what`` a row is.
-    """
+def check_masks(masks: np.ndarray, action_space: Space, place: Place = str, what: str = "environment") -> None:
+    """Raise DataError unless every mask of [E, M] allows something in every component; ``what`` a row is."""
     begin = 0
     for component, size in enumerate(sizes := choices_of(action_space)):
         allowed = masks[:, begin : begin + size].any(1)
@@ -146,10 +127,8 @@ def first_allowed(masks: np.ndarray, action_space: Space) -> dict[str, np.ndarra
     return actions
 
 
-def check_recorded(
-    actions: Mapping[str, Any], masks: Any, action_space: Space, place: Callable[[int], str] = str
-) -> None:
-    """Raise DataError unless recorded actions by path [N, ...] are among those that their masks [N, M] allow."""
+def check_recorded(actions: Mapping[str, Any], masks: Any, action_space: Space, place: Place = str) -> None:
+    """Raise DataError unless the masks [N, M] allow the recorded actions by path [N, ...]."""
     check_masks(np.asarray(masks), action_space, place, "the data's step")
     begin = 0
     for path, leaf in leaf_spaces(action_space).items():

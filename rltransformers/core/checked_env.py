@@ -16,7 +16,7 @@ from stable_baselines3.common.monitor import Monitor
 
 from rltransformers.core.action_masks import LAST_MASK, MASK_METHOD
 from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, WorldError, one_line
-from rltransformers.core.spaces import Space, is_nested, leaf_values
+from rltransformers.core.spaces import is_nested, leaf_values
 from rltransformers.core.values import LARGEST_FLOAT, check_single, check_value, read_leaves
 
 FAULT = "rltransformers_fault"
@@ -36,18 +36,15 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             process of its own, which an exception would end without a message.
 
     Raises:
-        DataError: names environment, step (of the episode; 0 is the reset) and episode (from 0) when the environment
-            raises an exception, which is chained; when an observation has no such shape or members, or a reward or a
-            flag is none.
+        DataError: for any exception of the environment, and for results of other types or shapes; names environment,
+            step (of the episode; 0 is the reset) and episode (from 0).
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], index: int, relay: bool = False) -> None:
         super().__init__(env)
         self._index, self._relay, self._t, self._episode = index, relay, 0, -1
         self._space = env.observation_space
-        self._leaves = [
-            (path, leaf.dtype, leaf.shape, _classes(leaf)) for path, leaf in read_leaves(self._space).items()
-        ]
+        self._leaves = [(path, leaf.dtype, leaf.shape, leaf) for path, leaf in read_leaves(self._space).items()]
         self._bare = self._leaves[0][1:3] if [leaf[0] for leaf in self._leaves] == [""] else None
         self._flat = isinstance(self._space, spaces.Dict) and not is_nested(self._space)
 
@@ -108,7 +105,6 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
     def _check_results(self, method: str, results: Any, count: int) -> None:
-        """Raise DataError unless a method returned so many values, the last of them an info."""
         several = isinstance(results, tuple | list)
         if not (several and len(results) == count and isinstance(results[-1], Mapping)):
             kinds = [type(value).__name__ for value in results] if several else type(results).__name__
@@ -132,28 +128,23 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return DataError(with_way_out(text))
 
     def _check_observation(self, observation: Any) -> None:
-        """Raise DataError unless the observation is of the space; arrays are checked for type and shape alone."""
         flat = self._flat and type(observation) is dict and len(observation) == len(self._leaves)
         try:
             values = observation if flat else leaf_values(self._space, observation)
         except DataError:
             values = {}
-        for path, dtype, shape, classes in self._leaves:
+        for path, dtype, shape, leaf in self._leaves:
             value = values.get(path)
             if type(value) is np.ndarray:
                 good = value.dtype == dtype and value.shape == shape
             else:
-                good = classes is not None and type(value) in (int, np.int64) and value in classes
+                good = isinstance(leaf, spaces.Discrete) and type(value) in (int, np.int64) and value in leaf
             if not good:
                 check_single(self._space, observation, "observation", f"{self._index} {self._when()}")
                 return
 
     def _when(self) -> str:
         return f"in step {self._t} of its episode {self._episode}"
-
-
-def _classes(leaf: Space) -> range | None:
-    return range(int(leaf.start), int(leaf.start + leaf.n)) if isinstance(leaf, spaces.Discrete) else None
 
 
 RETURNS = (

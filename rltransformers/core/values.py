@@ -182,7 +182,7 @@ def check_outcome(count: int, rewards: Any, ends: Mapping[str, Any], when: When)
 
 def _check_each(what: str, values: Any, count: int, when: When) -> None:
     if np.ndim(values) == 0 or len(values) != count:
-        raise DataError(f"{what} must be one for each of {count} environments, got {short(values)} {when()}; {WAY_OUT}")
+        raise DataError(f"{what} must be one for each of {count} environments, got {shown(values)} {when()}; {WAY_OUT}")
     for index, value in enumerate(values):
         check_value(what, value, index, when)
 
@@ -198,11 +198,6 @@ def check_value(what: str, value: Any, index: int, when: When) -> None:
         raise DataError(f"{what} of environment {index} {error} {when()}; {WAY_OUT}") from error
     if not finite(array.astype(np.float64)).all():
         raise DataError(f"{what} of environment {index} is {array} {when()}, not finite in float32; {WAY_OUT}")
-
-
-def short(value: Any) -> str:
-    """The beginning of what a value looks like, for messages."""
-    return one_line(repr(value))[:80]
 
 
 def check_observations(
@@ -229,7 +224,7 @@ def _checked_rows(name: str, space: Space, rows: Any, place: Place) -> np.ndarra
     """``rows`` as an array, where it was none or has another shape; names the first row that is at fault."""
     if type(rows) is not list and np.ndim(rows) == 0:
         raise DataError(
-            f"{name} of environment {place(0)} is {short(rows)}, one is due for each environment; {WAY_OUT}"
+            f"{name} of environment {place(0)} is {shown(rows)}, one is due for each environment; {WAY_OUT}"
         )
     for row, value in enumerate(rows):
         try:
@@ -262,7 +257,7 @@ def named(what: str, path: str) -> str:
 def _wrong_value(what: str, value: Any, space: Space) -> DataError:
     wrong = np.argwhere(~finite(np.asarray(value)))
     if not len(wrong):
-        return DataError(f"{what} is {short(value)}, outside {space}; {WAY_OUT}, or declare the space that it has")
+        return DataError(f"{what} is {shown(value)}, outside {space}; {WAY_OUT}, or declare the space that it has")
     entry = [int(position) for position in wrong[0]]
     number = value[tuple(entry)]
     beyond = " (beyond float32)" if math.isfinite(number) else ""

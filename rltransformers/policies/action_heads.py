@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces
 from rltransformers.core.spec import Choice
-from rltransformers.core.values import NOT_FINITE, all_finite, finite, named, short
+from rltransformers.core.values import NOT_FINITE, all_finite, finite, named
 from rltransformers.policies.action_leaves import (
     ActionLeaf,
     BinaryAction,
@@ -287,7 +288,7 @@ def as_arrays(actions: Mapping[str, Tensor], leaves: Mapping[str, gym.Space[Any]
         if rows.dtype.kind == "f" and not all_finite(rows):
             row = int(np.argmin(finite(rows).reshape(len(rows), -1).all(1)))
             raise DataError(
-                f"the policy's {named('action', path)} for environment {row} is {short(rows[row].tolist())}; "
+                f"the policy's {named('action', path)} for environment {row} is {shown(rows[row].tolist())}; "
                 f"{NOT_FINITE}"
             )
         arrays[path] = rows.astype(leaf.dtype)
