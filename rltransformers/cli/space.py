@@ -1,10 +1,11 @@
 """What a study of ``rltransformers tune`` searches, read and checked before torch is imported."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from typing import Any
 
 from rltransformers.cli.settings import refuse_unknown_settings
+from rltransformers.cli.trust import Program, programs, require_trust
 from rltransformers.cli.values import check_values
 from rltransformers.core.errors import ConfigError
 from rltransformers.training.runs.experiment import (
@@ -21,14 +22,14 @@ SAME_FOR_ALL = ("output", "tune", "agent", "threads", "imports", "evaluation")
 """Settings and sections that all trials of a study have in common."""
 
 
-def read_space(
-    base: Mapping[str, Any], space: Mapping[str, Any], check: Callable[[ExperimentConfig], None] = check_values
-) -> Search:
-    """Search space of every searched setting; ends of ranges and values of lists are ones that ``check`` takes.
+def read_space(base: Mapping[str, Any], space: Mapping[str, Any], typed: Collection[str], trust: bool) -> Search:
+    """Search space of every searched setting, with ends of ranges and values of lists that ``check_values`` takes.
+
+    What values of keys that were not ``typed`` would run besides this package needs ``trust``.
 
     Raises:
         ConfigError: for an empty search, an unknown setting, one inside another that is searched, one that is the same
-            in all trials, and a value outside the range of the setting.
+            in all trials, a value outside the range of the setting, and code of others without ``trust``.
     """
     if not space:
         raise ConfigError(
@@ -36,7 +37,8 @@ def read_space(
             "`rltransformers settings` names the keys"
         )
     search = {key: read_search(values, f"search of {key}") for key, values in space.items()}
-    evaluated_in = _evaluated_in(build_experiment(base, "config"))
+    config = build_experiment(base, "config")
+    evaluated_in, known, foreign = _evaluated_in(config), programs(config), list[Program]()
     for key, values in search.items():
         if outer := [other for other in search if key.startswith(f"{other}.")]:
             raise ConfigError(
@@ -61,17 +63,19 @@ def read_space(
                     f"search of {key}: trials would be evaluated in different environments, and their scores are "
                     "compared; write the keywords that differ into evaluation.kwargs, where they are the same for all"
                 )
-            check(config)
+            check_values(config)
+            if isinstance(values, OneOf) and key not in typed:
+                foreign += [each for each in programs(config) if each not in (*known, *foreign)]
+    require_trust(foreign, "tune.search", trust)
     return search
 
 
 def _evaluated_in(config: ExperimentConfig) -> tuple[str, dict[str, Any]]:
-    """Id and keywords of the environment that gives a trial its score."""
     return config.evaluation_environment.id, config.evaluation_environment.kwargs
 
 
 def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a config with values at dotted keys; a mechanism that is a name becomes a mapping for its options."""
+    """A copy of a config with values at dotted keys."""
     copy = deepcopy(dict(base))
     for key, value in values.items():
         set_value(copy, key, deepcopy(value))

@@ -1,7 +1,7 @@
 """The trials of a study: each a run with settings that Optuna suggests, in one folder that goes on where it stopped."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,77 +10,44 @@ from typing import Any
 import numpy as np
 import yaml
 
-from rltransformers.backbone import BackboneConfig
 from rltransformers.cli import runs
 from rltransformers.cli.engines import Engine, Job, Order, carry_out, signal_name
-from rltransformers.cli.keywords import check_keywords
-from rltransformers.cli.space import Search, read_space, with_values
-from rltransformers.cli.trust import Program, programs, require_trust
+from rltransformers.cli.space import Search, with_values
 from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, one_line, require
-from rltransformers.core.files import check_name, file_lock, replacing
-from rltransformers.core.yaml_text import parse_yaml
+from rltransformers.core.files import file_lock, replacing
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.runs.callback import score
-from rltransformers.training.runs.experiment import ExperimentConfig, OneOf, Span, TuneConfig, build_experiment
+from rltransformers.training.runs.experiment import OneOf, build_experiment
 
 
 def tune(
-    name: str,
-    config: ExperimentConfig,
-    engine: Engine,
-    jobs: int = 1,
-    search_flags: Sequence[tuple[str, str]] = (),
-    trials: int | None = None,
-    trust: bool = False,
+    name: str, base: Mapping[str, Any], space: Mapping[str, Any], search: Search, engine: Engine, jobs: int, trials: int
 ) -> dict[str, Any]:
-    """Run trials in the folder ``name`` until it has as many as wanted, and write the config of the best as best.yaml.
+    """Run trials in the folder ``name`` until there are so many, and write the config of the best as best.yaml.
 
     Args:
+        base: the config of all trials, as JSON values.
+        space: what is searched, as it was written, and ``search`` what ``read_space`` made of it.
         engine: where the processes of the trials run, ``jobs`` of them at a time.
-        search_flags: dotted keys and what each may be, as texts; they take the place of ``tune.search`` of their key.
-        trials: in place of ``tune.trials``.
-        trust: allow what values in ``tune.search`` ask to run besides this package (``rltransformers.cli.trust``).
 
     Returns:
         JSON values: the best trial, all trials, the path of best.yaml.
 
     Raises:
-        ConfigError: for a search that cannot work or would run code of others without ``trust``, a folder with another
-            study, and when no trial came to its end.
+        ConfigError: for a folder with another study, and when no trial came to its end.
         MissingExtraError: without Optuna.
     """
     optuna = require("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    settings = config.tune or TuneConfig()
-    space = settings.search | {key: parse_yaml(text, f"--search {key}") for key, text in search_flags}
-    base = config.to_dict() | {"tune": None}
-    search = read_space(base, space, check_each)
-    flags = dict(search_flags)
-    foreign = [each for key, values in search.items() if key not in flags for each in _programs(base, key, values)]
-    require_trust(foreign, "tune.search", trust)
-    check_name(name)
-    folder = Path(config.output) / name
+    folder = Path(base["output"]) / name
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / ".lock", f"study {folder}", ConfigError), _naming_damage(optuna, folder / "study.db"):
         study = _study(optuna, folder, base, space)
-        work = _Trials(optuna, study, folder, base, search, config.evaluation.every)
+        work = _Trials(optuna, study, folder, base, search)
         work.repair()
-        work.go_on(settings.trials if trials is None else trials, engine, jobs)
+        work.go_on(trials, engine, jobs)
         return work.summary()
-
-
-def check_each(config: ExperimentConfig) -> None:
-    """Raise ConfigError unless every setting of agent, policy and backbone by itself is one that they take."""
-    check_keywords(config.agent, config.algorithm, config.policy)
-    BackboneConfig.check_each(config.backbone)
-
-
-def _programs(base: Mapping[str, Any], key: str, values: Span | OneOf) -> list[Program]:
-    """Programs that the values of one setting would run and the config itself does not ask for."""
-    configs = [build_experiment(with_values(base, {key: value}), key) for value in getattr(values, "values", ())]
-    known = programs(build_experiment(base, "config"))
-    return list(dict.fromkeys(each for config in configs for each in programs(config) if each not in known))
 
 
 @contextmanager
@@ -98,7 +65,6 @@ def _naming_damage(optuna: Any, database: Path) -> Iterator[None]:
 
 
 def _study(optuna: Any, folder: Path, base: Mapping[str, Any], space: Mapping[str, Any]) -> Any:
-    """The study in ``folder``, new or as it was left."""
     from sqlalchemy.pool import NullPool  # comes with Optuna; closes each connection, where others stay open for ever
 
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'study.db'}", engine_kwargs={"poolclass": NullPool})
@@ -130,11 +96,7 @@ def as_text(settings: Mapping[str, Any]) -> str:
 
 @dataclass
 class _Attempt:
-    """A trial that a process trains now; the evaluations seen so far say whether it is ``pruned``.
-
-    Attributes:
-        twins: trials with the same settings that were suggested meanwhile; they share its outcome.
-    """
+    """A trial that a process trains now; ``twins`` have the same settings and share its outcome."""
 
     trial: Any
     report: Report
@@ -147,11 +109,9 @@ class _Attempt:
 class _Trials:
     """The trials of a study, which are numbered run folders."""
 
-    def __init__(
-        self, optuna: Any, study: Any, folder: Path, base: Mapping[str, Any], search: Search, every: int
-    ) -> None:
-        self.optuna, self.study, self.folder = optuna, study, folder
-        self.base, self.search, self.every = base, search, every
+    def __init__(self, optuna: Any, study: Any, folder: Path, base: Mapping[str, Any], search: Search) -> None:
+        self.study, self.folder, self.base, self.search = study, folder, base, search
+        self.every = base["evaluation"]["every"]
         self.states = optuna.trial.TrialState
         self.attempts: dict[int, _Attempt] = {}
 
@@ -169,8 +129,7 @@ class _Trials:
     def go_on(self, trials: int, engine: Engine, jobs: int) -> None:
         """Train until ``trials`` have ended, ``jobs`` at a time; one whose process fails is refused.
 
-        Raises:
-            Stopped: for a signal; the trials that ran then begin anew when the study goes on.
+        Trials that run when a signal stops the study begin anew when it goes on.
         """
         if not self.every:
             runs.say("evaluation.every is 0: without evaluations on the way no trial is stopped early")
@@ -184,7 +143,6 @@ class _Trials:
             raise
 
     def _begun(self) -> list[Any]:
-        """Trials without an outcome yet."""
         return [trial for each in self.attempts.values() for trial in (each.trial, *each.twins)]
 
     def _orders(self, trials: int) -> Iterator[tuple[int, Order]]:
@@ -218,7 +176,6 @@ class _Trials:
         return twin is not None
 
     def _copy_outcome(self, source: Any, trial: Any) -> None:
-        """Give a trial the outcome of one that has ended."""
         runs.say(f"trial {trial.number} has the settings of trial {source.number}, and its outcome")
         for name, value in source.user_attrs.items():
             trial.set_user_attr(name, value)
@@ -264,7 +221,6 @@ class _Trials:
         runs.say(f"trial {trial.number} is refused: {reason}")
 
     def _suggestion(self, trial: Any) -> dict[str, Any]:
-        """A value for every searched setting."""
         values: dict[str, Any] = {}
         for key, allowed in self.search.items():
             if isinstance(allowed, OneOf):  # Optuna stores plain values alone; places in the list stand for all
@@ -276,35 +232,25 @@ class _Trials:
         trial.set_user_attr("settings", values)
         return values
 
-    def best(self) -> Any | None:
-        """The trial with the highest score, the first of equals; None before one came to its end."""
+    def write_best(self) -> Any:
+        """Write the config of the best trial as best.yaml; ConfigError when no trial came to its end."""
         complete = self.study.get_trials(deepcopy=False, states=[self.states.COMPLETE])
-        return max(complete, key=lambda each: (each.value, -each.number), default=None)
-
-    def write_best(self) -> Path:
-        """The config of the best trial as best.yaml; where it stands.
-
-        Raises:
-            ConfigError: when no trial came to its end.
-        """
-        best, path = self.best(), self.folder / "best.yaml"
-        if best is None:
+        if not complete:
             reasons = [each.user_attrs["refused"] for each in self.past_trials() if "refused" in each.user_attrs]
             raise ConfigError(
                 f"no trial of {self.folder} came to its end; the last one was refused: {reasons[-1]}; "
                 "a larger --trials goes on with others"
             )
-        with replacing(path) as temporary:
+        best = max(complete, key=lambda each: (each.value, -each.number))  # the first of equals
+        with replacing(self.folder / "best.yaml") as temporary:
             temporary.write_text(yaml.safe_dump(with_values(self.base, best.user_attrs["settings"]), sort_keys=False))
-        return path
+        return best
 
     def summary(self) -> dict[str, Any]:
         """The best trial, all trials and the path of the best config, which is written anew."""
-        path, best = self.write_best(), self.best()
-        assert best is not None
-        trials = {}
+        best, trials = self.write_best(), {}
         for trial in self.past_trials():
             facts = {name: trial.user_attrs.get(name) for name in ("settings", "run", "refused")}
             state = "refused" if "refused" in trial.user_attrs else trial.state.name.lower()
             trials[trial.number] = {"number": trial.number, "state": state, "score": trial.value} | facts
-        return {"best": trials[best.number], "config": str(path), "trials": list(trials.values())}
+        return {"best": trials[best.number], "config": str(self.folder / "best.yaml"), "trials": list(trials.values())}

@@ -64,27 +64,19 @@ def run(arguments: argparse.Namespace) -> None:
         if key in searched:
             raise ConfigError(f"--search {key} is given twice, as {searched[key]} and as {values}; give it once")
         searched[key] = values
-    if arguments.name is not None:
-        check_name(arguments.name)
-    name, config, typed = read_config(arguments)
+    stem, config, typed = read_config(arguments)
+    check_name(name := f"{stem}-tune" if arguments.name is None else arguments.name)
     trust.require_trust(trust.not_typed(trust.programs(config), typed), str(arguments.config), arguments.trust)
     settings = config.tune or TuneConfig()
     space = settings.search | {key: parse_yaml(text, f"--search {key}") for key, text in searched.items()}
-    read_space(config.to_dict() | {"tune": None}, space)  # what is wrong is told before torch is imported
+    base = config.to_dict() | {"tune": None}
+    search = read_space(base, space, searched, arguments.trust)  # what is wrong is told before torch is imported
     from rltransformers.cli.engines import engine_of
     from rltransformers.cli.tuning import as_text, tune
 
     with closing(engine_of(arguments.engine, arguments.address)) as engine:
-        jobs = jobs_of(arguments, engine)
-        summary = tune(
-            arguments.name or f"{name}-tune",
-            config,
-            engine,
-            jobs,
-            list(searched.items()),
-            arguments.trials,
-            arguments.trust,
-        )
+        trials, jobs = arguments.trials or settings.trials, jobs_of(arguments, engine)
+        summary = tune(name, base, space, search, engine, jobs, trials)
     if arguments.json:
         print_json(summary)
         return
