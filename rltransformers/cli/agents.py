@@ -42,10 +42,7 @@ from rltransformers.training.schedules import Line, as_schedule
 
 
 class RunAgent(ABC):
-    """An agent of one run, from its config and, if given, from a checkpoint.
-
-    ``steps`` names what training counts; ``learn`` trains until ``total`` of them are done.
-    """
+    """An agent of one run; ``steps`` names what training counts."""
 
     steps: ClassVar[str]
     online: ClassVar[bool]
@@ -67,12 +64,11 @@ class RunAgent(ABC):
 
     @property
     def steps_done(self) -> int:
-        """Training steps so far."""
         return int(self.model.num_timesteps)
 
     @property
     def goes_on(self) -> bool:
-        """Whether training is to be done, by the config and what the checkpoint has behind it."""
+        """Whether training is to be done."""
         return self.steps_done < self.config.steps
 
     def check_lengths(self, before: ExperimentConfig, run: str) -> None:
@@ -84,7 +80,7 @@ class RunAgent(ABC):
             )
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Settings of agent and run for the table of TensorBoard; those of the agent have their names in Python."""
+        """Settings of agent and run for TensorBoard; those of the agent have their names in Python."""
         config = self.config.to_dict()
         if isinstance(self.model, RecurrentPPO):
             return config
@@ -93,10 +89,7 @@ class RunAgent(ABC):
 
     @property
     def inexact(self) -> str | None:
-        """Why training would not go on from the checkpoint as if it had not stopped, and the way out; None if it does.
-
-        Only before ``learn``.
-        """
+        """Before ``learn``: why training does not go on as if it had not stopped, and the way out; None if it does."""
         return None
 
     def restart(self, step: int) -> None:
@@ -104,7 +97,6 @@ class RunAgent(ABC):
         raise NotImplementedError
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint."""
         self.model.save(path)
 
     def close(self) -> None:  # noqa: B027 (an agent without environments of its own has nothing to close)
@@ -123,6 +115,7 @@ class OnlineRunAgent(RunAgent):
         self.config, self._training = config, training
         self._overrides: dict[str, Any] = {} if acting is None else {"acting": acting}
         seed = config.seed if training else config.evaluation.seed
+        self._device = str(config.algorithm.get("device", "auto"))
         self._environments = [make_environment(self._share() if training else config.environment, seed)]
         env = self._environments[0]
         if config.agent in MEMORY_AGENTS:
@@ -135,7 +128,6 @@ class OnlineRunAgent(RunAgent):
             self.evaluation_environment()  # what cannot work should not wait for the first evaluation
 
     def _share(self) -> EnvironmentConfig:
-        """The environments of this process."""
         sharing, environment = current_sharing(), self.config.environment
         if sharing.is_single:
             return environment
@@ -199,20 +191,15 @@ class OnlineRunAgent(RunAgent):
                 f"checkpoint {checkpoint} is corrupt or not of a RecurrentPPO ({one_line(error)})"
             ) from error
 
-    @property
-    def _device(self) -> str:
-        return str(self.config.algorithm.get("device", "auto"))
-
     def _normalized(self, env: VecEnv) -> VecEnv:
         settings = self.config.environment
         if not settings.normalizes:
             return env
-        gamma = self.config.algorithm.get("gamma", 0.99)
         return VecNormalize(
             env,
             norm_obs=settings.normalize_observation,
             norm_reward=settings.normalize_reward,
-            gamma=gamma,
+            gamma=self.config.algorithm.get("gamma", 0.99),
             norm_obs_keys=_vectors_of(env.observation_space) if settings.normalize_observation else None,
         )
 
@@ -222,22 +209,19 @@ class OnlineRunAgent(RunAgent):
             self.model.learn(remaining, callback=callback, reset_num_timesteps=False, progress_bar=progress)
 
     def evaluate(self, evaluation: EvaluationConfig, progress: bool = False) -> list[EvaluationResult]:
-        environment = self.config.environment
-        of_torch = not isinstance(
-            self.model, OnlineAgent
-        )  # sampled actions of RecurrentPPO, whose training keeps its own
+        of_torch = isinstance(self.model, RecurrentPPO)  # its sampled actions; those of training stay as they are
         with torch.random.fork_rng() if of_torch else nullcontext():
             if of_torch:
                 torch.manual_seed(evaluation.seed)
             result = evaluate_online(
                 self.model,
                 self.evaluation_environment(),
-                environment.id,
-                evaluation.episodes,
-                evaluation.seed,
-                evaluation.deterministic,
-                progress,
-                evaluation.longest_episode,
+                self.config.environment.id,
+                episodes=evaluation.episodes,
+                seed=evaluation.seed,
+                deterministic=evaluation.deterministic,
+                progress=progress,
+                longest_episode=evaluation.longest_episode,
             )
         return [result]
 
@@ -247,7 +231,12 @@ class OnlineRunAgent(RunAgent):
         if self._evaluation_env is None:
             env = make_environment(self.config.evaluation_environment, self.config.evaluation.seed)
             self._environments.append(env)
-            self._check_spaces(env)
+            ours = self.model.observation_space, self.model.action_space
+            for role, before, after in differing_spaces(ours, (env.observation_space, env.action_space)):
+                raise ConfigError(
+                    f"evaluation.kwargs {self.config.evaluation.kwargs} change the {role} space from {before} to"
+                    f" {after}; take values that leave it as in training"
+                )
             if statistics is not None:
                 same = ("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
                 env = VecNormalize(env, training=False, **{name: getattr(statistics, name) for name in same})
@@ -255,16 +244,6 @@ class OnlineRunAgent(RunAgent):
         if statistics is not None:
             sync_envs_normalization(statistics, self._evaluation_env)
         return self._evaluation_env
-
-    def _check_spaces(self, env: VecEnv) -> None:
-        model = self.model
-        for role, ours, theirs in differing_spaces(
-            (model.observation_space, model.action_space), (env.observation_space, env.action_space)
-        ):
-            raise ConfigError(
-                f"evaluation.kwargs {self.config.evaluation.kwargs} change the {role} space from {ours} to"
-                f" {theirs}; take values that leave it as in training"
-            )
 
     @property
     def backbone(self) -> Backbone:
@@ -289,13 +268,12 @@ class OnlineRunAgent(RunAgent):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         statistics = self.model.get_vec_normalize_env()
-        if isinstance(self.model, RecurrentPPO):
-            if statistics is not None:  # first: a checkpoint without them cannot be used
-                save_normalization(_normalization_path(Path(path)), statistics)
-            with replacing(path) as temporary:
-                self.model.save(temporary)
-        else:
-            self.model.save(path)  # holds the statistics itself
+        if not isinstance(self.model, RecurrentPPO):  # holds the statistics itself
+            return super().save(path)
+        if statistics is not None:  # first: a checkpoint without them cannot be used
+            save_normalization(_normalization_path(Path(path)), statistics)
+        with replacing(path) as temporary:
+            self.model.save(temporary)
 
     def close(self) -> None:
         for env in self._environments:
@@ -407,9 +385,6 @@ def build_agent(
     """The agent of a config, new or from a checkpoint; without ``training`` no dataset is read.
 
     ``acting`` takes the place of the setting in the checkpoint.
-
-    Raises:
-        ConfigError, DataError, CheckpointError, MissingExtraError: when any part of it cannot work.
     """
     check_config(config, new=checkpoint is None)
     kind = OfflineRunAgent if config.agent is AgentName.DECISION_TRANSFORMER else OnlineRunAgent
@@ -417,11 +392,7 @@ def build_agent(
 
 
 def checkpoint_step(path: Path) -> int:
-    """The training step a checkpoint was written at.
-
-    Raises:
-        CheckpointError: when it is corrupt or of no agent.
-    """
+    """The training step a checkpoint was written at; CheckpointError when it is corrupt or of no agent."""
     try:
         with zipfile.ZipFile(path) as archive:
             if "data" in archive.namelist():  # RecurrentPPO, in the format of Stable-Baselines3
@@ -438,9 +409,7 @@ def _normalization_path(checkpoint: Path) -> Path:
 def _vectors_of(space: spaces.Space[Any]) -> list[str] | None:
     """The keys of a Dict that ``VecNormalize`` is for: vectors of floats, not images or indices. None for a vector.
 
-    Raises:
-        ConfigError: when there is none. ``VecNormalize`` would change the space of an image, and of integers the values
-            but not the space; policies scale both themselves.
+    ``VecNormalize`` would change the space of an image, and of integers the values but not the space.
     """
     leaves = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     keys = [

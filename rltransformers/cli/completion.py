@@ -10,10 +10,7 @@ from rltransformers.cli.settings import Setting, all_settings, catalogue
 
 
 def complete(parser: Any) -> None:
-    """Answer the shell, which has asked through variables of argcomplete, and leave; return when it has not.
-
-    ``parser`` is that of ``rltransformers.cli.main``.
-    """
+    """Answer the shell, which has asked through variables of argcomplete, and leave; return when it has not."""
     from argcomplete import autocomplete
     from argcomplete.completers import ChoicesCompleter, DirectoriesCompleter
 
@@ -51,7 +48,6 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _configs(prefix: str, **others: object) -> Iterator[str]:
-    """Packaged configs, YAML files, and folders that may hold some."""
     yield from (name for name in packaged_configs() if name.startswith(prefix))
     folder, _, start = prefix.rpartition("/")
     for path in sorted(Path(folder or ("/" if prefix.startswith("/") else ".")).glob(f"{start}*")):

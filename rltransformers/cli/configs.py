@@ -50,10 +50,7 @@ def find_config(
     """Stem and content of a config: a YAML file, or the name of a packaged one, also as configs/NAME.yaml.
 
     The modules that it names under ``imports`` are imported where ``trust`` allows it, and ``imports`` of the command
-    line are added to them.
-
-    Raises:
-        ConfigError: when it is neither, and for what ``read_experiment`` refuses; with the full key that was meant.
+    line are added to them. Raises ConfigError when it is neither, and for what ``read_experiment`` refuses.
     """
     path = Path(name)
     if path.is_file():
@@ -92,11 +89,7 @@ def environment_named(name: str) -> str | None:
 def config_of_env(
     env_id: str, overrides: Sequence[tuple[str, str]], imports: Sequence[str] = ()
 ) -> tuple[str, ExperimentConfig]:
-    """Name and content of the config of an environment with the usual settings of the agent that ``overrides`` name.
-
-    Raises:
-        ConfigError: as ``find_config``.
-    """
+    """Name and content of the config of an environment with the usual settings of the agent in ``overrides``."""
     agent = parse_yaml(dict(overrides).get("agent", AgentName.GTRXL_PPO), "--agent")
     recurrent = agent == AgentName.RECURRENT_PPO
     text = USUAL_OFFLINE if agent == AgentName.DECISION_TRANSFORMER else USUAL_RECURRENT if recurrent else USUAL
@@ -105,11 +98,7 @@ def config_of_env(
 
 
 def read_config(arguments: argparse.Namespace) -> tuple[str, ExperimentConfig, Overrides]:
-    """Name and config that the words of a command ask for, and the settings that were typed.
-
-    Raises:
-        ConfigError: without a config and an environment, with both, and as ``find_config``.
-    """
+    """Name and config that the words of a command ask for, and the settings that were typed."""
     if (arguments.config is None) == (arguments.env is None):
         names = ", ".join(packaged_configs())
         raise ConfigError(

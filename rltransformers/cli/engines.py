@@ -20,10 +20,8 @@ from rltransformers.core.errors import ConfigError, one_line, require
 from rltransformers.core.files import replacing
 from rltransformers.core.signals import Stopped, signals_to
 
-RETRIES = 3
-"""How often Ray starts a process again whose machine or worker is lost."""
-POLL_SECONDS = 0.1
-"""Time between two looks at the processes that run."""
+RETRIES = 3  # how often Ray starts a process again whose machine or worker is lost
+POLL_SECONDS = 0.1  # time between two looks at the processes that run
 STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 """Signals that ask a command to stop; schedulers of jobs send it to each of its processes."""
 Key = TypeVar("Key")
@@ -51,32 +49,23 @@ class Order:
 
 
 class Job(Protocol):
-    """A process that was ordered."""
+    """A process that was ordered. ``poll`` gives its exit status, None as long as it runs; ``stop`` does not wait."""
 
-    def poll(self) -> int | None:
-        """Its exit status; None as long as it runs."""
+    def poll(self) -> int | None: ...
 
-    def stop(self) -> None:
-        """Ask it to end, and return at once."""
+    def stop(self) -> None: ...
 
-    def wait(self) -> int:
-        """Return when it has ended: its exit status."""
+    def wait(self) -> int: ...
 
 
 class Engine(Protocol):
-    """Starts what is ordered.
-
-    Attributes:
-        slots: processes that run at a time, as many as there are cores.
-    """
+    """Starts what is ordered, at once or as soon as one of its ``slots`` is free: as many as there are cores."""
 
     slots: int
 
-    def start(self, order: Order) -> Job:
-        """Begin at once, or as soon as a core is free."""
+    def start(self, order: Order) -> Job: ...
 
-    def close(self) -> None:
-        """Let go of what the engine holds."""
+    def close(self) -> None: ...
 
 
 class LocalJob(Job):
@@ -136,12 +125,11 @@ class RayJob(Job):
         self.ray, self.reference, self.order = ray, reference, order
 
     def poll(self) -> int | None:
-        """The exit status, once the files that the process left are here, too."""
         ready, _ = self.ray.wait([self.reference], timeout=0)
         return self.wait() if ready else None
 
     def wait(self) -> int:
-        """The exit status; that of SIGTERM after ``stop``, when Ray has let go of the worker."""
+        """The exit status, once the files that the process left are here; that of SIGTERM after ``stop``."""
         try:
             status, files = self.ray.get(self.reference)
         except self.ray.exceptions.TaskCancelledError:
@@ -170,13 +158,8 @@ class RayEngine(Engine):
     ``RETRIES`` times with the same order: runs of ``scripts/reproduce.py`` go on from their last checkpoint where the
     file system is shared, all others begin anew.
 
-    Args:
-        address: of a running cluster ("auto" for the one this machine belongs to); None starts Ray on this machine
-            alone, and ends it with the engine.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        ConfigError: nothing answers at the address.
+    ``address`` is that of a running cluster ("auto" for the one this machine belongs to); None starts Ray on this
+    machine alone, and ends it with the engine. Raises MissingExtraError without Ray, ConfigError where nothing answers.
     """
 
     def __init__(self, address: str | None = None) -> None:
@@ -199,17 +182,11 @@ class RayEngine(Engine):
         return RayJob(self.ray, self.task.remote(order), order)
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
         self.ray.shutdown()
 
 
 def engine_of(name: str, address: str | None) -> Engine:
-    """The engine "local" or "ray".
-
-    Raises:
-        ConfigError: an address without Ray, or no cluster there.
-        MissingExtraError: Ray is not installed.
-    """
+    """The engine "local" or "ray"; raises ConfigError for an address without Ray, and as ``RayEngine``."""
     if name == "ray":
         return RayEngine(address)
     if address is not None:
@@ -224,15 +201,11 @@ def carry_out(
     ended: Callable[[Key, int], None],
     watch: Callable[[Key, Job], None] = lambda key, job: None,
 ) -> None:
-    """Run what is ordered, ``jobs`` at a time.
+    """Run what is ordered, ``jobs`` at a time, and call ``ended`` with the exit status of each.
 
-    An order is taken from ``orders`` when there is room for it, so ``ended`` can change what comes next. An exception
+    An order is taken from ``orders``, each with its name, when there is room for it, so ``ended`` can change what comes
+    next. ``watch`` is called again and again for every process that runs, and once more behind its end. An exception
     of one of the three stops all processes at once and waits for them.
-
-    Args:
-        orders: each with the name that the other two get.
-        ended: is called with the exit status of a process.
-        watch: is called again and again for every process that runs, and once more behind its end.
 
     Raises:
         Stopped: for SIGINT, SIGTERM or SIGHUP, when all processes have ended; each is asked to as often as a signal
@@ -306,9 +279,7 @@ class Lines:
 def knock(address: str) -> None:
     """Open a connection to "host:port" or "ray://host:port" and close it; Ray itself would try for minutes.
 
-    Raises:
-        OSError: nothing listens there.
-        ValueError: it is no address.
+    Raises OSError where nothing listens, ValueError for what is no address.
     """
     parts = urlsplit(address if "://" in address else f"ray://{address}")
     if parts.hostname is None or parts.port is None:

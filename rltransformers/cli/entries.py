@@ -16,8 +16,7 @@ from rltransformers.core.ranges import LIMITS, describe, is_enumeration, is_unio
 from rltransformers.core.spec import WEIGHT, Choice, LossWeight, Spec
 
 REQUIRED = "required"
-CHOICES = "choices"
-"""The type of an option that is a list of mechanisms."""
+CHOICES = "choices"  # the type of an option that is a list of mechanisms
 Setting = dict[str, Any]
 
 

@@ -36,12 +36,11 @@ AGENT_CLASSES: Mapping[AgentName, type[Any]] = {
     AgentName.DECISION_TRANSFORMER: DecisionTransformer,
     AgentName.RECURRENT_PPO: RecurrentPPO,
 }
-Cell = Literal["lstm", "gru"]
-"""What remembers in ``recurrent_ppo``."""
+Cell = Literal["lstm", "gru"]  # what remembers in ``recurrent_ppo``
 
 
 def keyword_hints(agent: AgentName) -> dict[str, Any]:
-    """The keywords that ``algorithm`` takes for an agent, with the annotations of their types and ranges.
+    """The keywords that ``algorithm`` takes for an agent, with their annotations.
 
     A keyword of RecurrentPPO that GTrXLPPO has too has the same range there.
     """
@@ -59,10 +58,7 @@ def policy_class(agent: AgentName) -> type[Any]:
 
 
 def policy_hints(agent: AgentName) -> dict[str, Any]:
-    """The keywords that ``policy`` takes for an agent, with the annotations of their types and ranges.
-
-    The backbone has a section of its own.
-    """
+    """The keywords that ``policy`` takes for an agent, without the backbone, with their annotations."""
     of_dt = agent is AgentName.DECISION_TRANSFORMER
     hints = get_type_hints(PolicySettings, include_extras=True) if of_dt else annotations(policy_class(agent).__init__)
     hints |= {"cell": Cell} if agent is AgentName.RECURRENT_PPO else {}
@@ -71,13 +67,9 @@ def policy_hints(agent: AgentName) -> dict[str, Any]:
 
 
 def check_config(config: ExperimentConfig, new: bool = True) -> None:
-    """Raise unless a config can work as far as that shows without its environment and its data.
+    """Raise ConfigError unless a config can work as far as that shows without its environment and its data.
 
-    Args:
-        new: whether the backbone is made of the config, not of a checkpoint.
-
-    Raises:
-        ConfigError: with the full name of the setting.
+    Without ``new`` the backbone is made of a checkpoint, and only values by themselves are checked.
     """
     check_keywords(config.agent, config.algorithm, config.policy)
     if config.algorithm.get("mode") == "bc" and config.evaluation.target_returns:
@@ -105,11 +97,9 @@ def offline_policy(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mapping[str, Any] | None = None) -> None:
-    """Raise unless ``algorithm`` and ``policy`` hold keywords of the agent, each of its type and in its range.
+    """Raise ConfigError unless ``algorithm`` and ``policy`` hold keywords of the agent, each in its range.
 
-    Raises:
-        ConfigError: with the full name of the setting, as algorithm.gamma, and the closest keyword or the place where
-            it is set.
+    The message has the full name of the setting, as algorithm.gamma, and the closest keyword or where it is set.
     """
     for key in algorithm:
         if SET_ELSEWHERE.get(key):

@@ -19,8 +19,7 @@ from rltransformers.core.errors import OUR_ERRORS, ConfigError, did_you_mean
 from rltransformers.core.files import naming, refusal
 
 COMMANDS = (train, tune, show, evaluate, export, collect, listing, settings, inspect)
-WITH_SETTINGS = ("train", "tune", "show")
-"""Commands that take every setting of a run by its dotted name."""
+WITH_SETTINGS = ("train", "tune", "show")  # commands that take every setting of a run by its dotted name
 
 
 def main(argv: Sequence[str] | None = None) -> int:

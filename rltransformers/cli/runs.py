@@ -31,12 +31,10 @@ from rltransformers.training.runs.run_card import write_run_card
 from rltransformers.training.runs.run_folder import RunFolder
 from rltransformers.training.runs.threads import use_threads
 
-Overrides = Sequence[tuple[str, str]]
 Evaluated = Callable[[int, Sequence[EvaluationResult]], None]
 PICTURES = {"lookback": "lookback.png", "target": "return_versus_target.png"}
 """Plots of ``evaluate``, and their files in the run folder."""
-_JOB = ".job"
-"""File of a run folder that says which job of ``torchrun`` it belongs to."""
+_JOB = ".job"  # file of a run folder that says which job of ``torchrun`` it belongs to
 _RESUMABLE = ("train", "evaluation", "threads", "online.timesteps", "algorithm.device")
 """Settings and sections that may be others when a run goes on."""
 
@@ -60,11 +58,9 @@ def train(
     threads = use_threads(config.threads)
     agent = build_agent(config)  # before the folder is made: a config that cannot work leaves nothing behind
     try:
-        path = None
-        if sharing.is_leader:
-            path = RunFolder.create(config.output, name).path
-            if job() is not None:
-                (path / _JOB).write_text(f"{job()}\n")
+        path = RunFolder.create(config.output, name).path if sharing.is_leader else None
+        if path is not None and job() is not None:
+            (path / _JOB).write_text(f"{job()}\n")
         folder = RunFolder(sharing.broadcast(path) or "")
         with _locked(folder, sharing):
             if sharing.is_leader:
@@ -105,17 +101,15 @@ def _begun(config: ExperimentConfig, name: str) -> str | None:
 
 
 def resume(
-    path: str, overrides: Overrides, verbose: bool = False, trust: bool = False
+    path: str, overrides: Sequence[tuple[str, str]], verbose: bool = False, trust: bool = False
 ) -> tuple[RunFolder, list[EvaluationResult]]:
     """Go on with a run from its ``last.zip`` as if it had not stopped, or say what is not exact.
 
     What the stopped run logged after that checkpoint is taken back. A run that was stopped before its first checkpoint
     begins at step 0. ``trust`` allows what the folder asks to run besides this package (``rltransformers.cli.trust``).
 
-    Raises:
-        ConfigError: for an override of anything but the length of training, the evaluation, the threads and the device,
-            and for a config.yaml in which anything else was edited; when another process trains in the folder; and for
-            a folder that would run code of others without ``trust``.
+    Raises ConfigError for a changed setting, typed or edited, that is not in ``_RESUMABLE``; and when another process
+    trains in the folder.
     """
     sharing = current_sharing()
     folder = RunFolder.open(path)
@@ -153,11 +147,7 @@ def _resumable(key: str) -> bool:
 
 
 def _edited(folder: RunFolder, config: ExperimentConfig) -> list[str]:
-    """The dotted keys of ``config`` that are not as before.
-
-    Raises:
-        ConfigError: for one that cannot change.
-    """
+    """The dotted keys of ``config`` that are not as before; ConfigError for one that cannot change."""
     edited = _differing(read_experiment(folder.begun).to_dict(), config.to_dict())
     if wrong := [key for key in edited if not _resumable(key)]:
         raise ConfigError(
@@ -217,7 +207,7 @@ def _run(
     say(f"run folder: {folder.path}   (TensorBoard: tensorboard --logdir {config.output})")
     try:
         with signals_to(callback.stop):
-            agent.learn(config.steps, callback, progress=sharing.is_leader and _interactive() and not verbose)
+            agent.learn(config.steps, callback, progress=sharing.is_leader and sys.stderr.isatty() and not verbose)
             callback.init_callback(agent.model)
             results = list(callback.finish())
             if sharing.is_leader:
@@ -243,10 +233,8 @@ def evaluate(arguments: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple
     Returns results, and the paths of pictures and videos. ``env_kwargs`` change keywords of the environment; another
     environment (``--env``) gets these alone.
 
-    Raises:
-        ConfigError: when the folder is none of a run, would run code of others without ``--trust``, a picture has no
-            data, or the environment draws no images for a video.
-        MissingExtraError: for a video without MoviePy.
+    Raises ConfigError for a folder that is none of a run or would run code of others without ``--trust``, a picture
+    without data, and an environment that draws no images for a video.
     """
     path, plots, video, acting = arguments.folder, arguments.plot, arguments.video, arguments.acting
     if "lookback" in plots:
@@ -290,7 +278,7 @@ def evaluate(arguments: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple
     say(threads)
     try:
         with lookback_of(agent.backbone) if "lookback" in plots else nullcontext() as meter:
-            results = agent.evaluate(evaluation, progress=_interactive())
+            results = agent.evaluate(evaluation, progress=sys.stderr.isatty())
         if meter is not None:
             plot_lookback(pictures["lookback"], meter.result(), f"{folder.path.name}: attention while acting")
         if "target" in plots:
@@ -317,13 +305,10 @@ def _drawing(config: ExperimentConfig, folder: Path, names: Mapping[int, str]) -
 def export(arguments: argparse.Namespace) -> Path:
     """Write the policy of a run folder or a checkpoint to a file as the options of the command say; return where.
 
-    Raises:
-        ConfigError: for an agent without a file form or without acting modes, or an ``--output`` that does not end in
-            the format.
-        CheckpointError: for a file that is missing, corrupt or of no agent.
+    Raises ConfigError for an agent without a file form or without acting modes, or an ``--output`` with another ending.
     """
     acting_mode, output = arguments.acting_mode, arguments.output
-    checkpoint = Path(arguments.run_or_checkpoint)
+    checkpoint, ending = Path(arguments.run_or_checkpoint), f".{arguments.format}"
     if checkpoint.is_dir():
         folder = RunFolder.open(checkpoint)
         if read_experiment(folder.config).agent is AgentName.RECURRENT_PPO:
@@ -331,29 +316,20 @@ def export(arguments: argparse.Namespace) -> Path:
                 "recurrent_ppo has a policy of sb3-contrib, which has no file form; every other agent can be exported"
             )
         checkpoint = folder.last
-    ending = f".{arguments.format}"
     written = checkpoint.with_suffix(ending) if output is None else Path(output)
     if written.suffix != ending:
         raise ConfigError(f"--output {output} must end in {ending}, as --format says")
     agent = load_agent(checkpoint, device="cpu")
     agent.verbose = 1  # a line tells that this takes a while
-    if isinstance(agent, DecisionTransformer):
-        agent.export(written, batch=arguments.batch, acting_mode=acting_mode)
-    elif acting_mode is None:
-        agent.export(written, batch=arguments.batch)
-    else:
+    if acting_mode is not None and not isinstance(agent, DecisionTransformer):
         raise ConfigError(
             f"--acting-mode is a choice of Decision Transformers, and {checkpoint} holds a {agent.kind}; leave it out"
         )
+    agent.export(written, batch=arguments.batch, **({} if acting_mode is None else {"acting_mode": acting_mode}))
     return written
 
 
 def say(text: str) -> None:
     """Tell people something without touching standard output, which belongs to results; process 0 speaks for all."""
-    if not current_sharing().is_leader:
-        return
-    print(text, file=sys.stderr, flush=True)
-
-
-def _interactive() -> bool:
-    return sys.stderr.isatty()
+    if current_sharing().is_leader:
+        print(text, file=sys.stderr, flush=True)

@@ -11,18 +11,14 @@ from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.training.runs.experiment import ExperimentConfig
 
-Run = dict[str, Any]
-"""Seed, run folder ("run") and final evaluation ("results", one per target return) as JSON values."""
+Run = dict[str, Any]  # seed, run folder ("run") and final evaluation ("results", one per target return) as JSON values
 
 
 def train_seeds(config: ExperimentConfig, name: str, seeds: Sequence[int], engine: Engine, jobs: int) -> list[Run]:
     """Train with every seed, ``jobs`` at a time, each in the run folder ``name``-seed<seed>.
 
-    What a run says is printed to standard error, and stands in a log beside its folder.
-
-    Raises:
-        ConfigError: when a run fails; those that train then come to their end, no other begins.
-        Stopped: when a signal ends the runs.
+    What a run says is printed to standard error, and stands in a log beside its folder. When a run fails, those that
+    train come to their end, no other begins, and ConfigError is raised.
     """
     reports: dict[int, Report] = {}
     logs: dict[int, Lines] = {}

@@ -62,7 +62,6 @@ def catalogue() -> dict[str, Any]:
 
 @cache
 def _catalogue(registered: frozenset[tuple[str, str]]) -> dict[str, Any]:
-    """Read the file and add the ``registered`` (axis, name)."""
     text = (resources.files("rltransformers.cli") / "catalogue.json").read_text(encoding="utf-8")
     values: dict[str, Any] = json.loads(text)
     for axis, name in sorted(registered):
@@ -71,7 +70,6 @@ def _catalogue(registered: frozenset[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _add(values: dict[str, Any], extension: Extension) -> None:
-    """Add a registered mechanism and its settings to a catalogue."""
     spec, settings = extension.spec, values["settings"]
     values["axes"][spec.axis].append(mechanism_entry(spec))
     place = {"encoder": "policy.observation.encoder", "readout": "policy.readout"}.get(spec.axis)
@@ -105,8 +103,7 @@ def _settings(registered: frozenset[tuple[str, str]]) -> tuple[Setting, ...]:
 def find_settings(prefix: str = "", agent: str | None = None) -> list[Setting]:
     """The settings whose key begins with ``prefix``, and that ``agent`` has where one is given.
 
-    Raises:
-        ConfigError: for an unknown agent, and when there is none; with the closest keys.
+    Raises ConfigError for an unknown agent, and when there is none; with the closest keys.
     """
     agents = catalogue()["agents"]
     if agent is not None and agent not in agents:
@@ -125,10 +122,7 @@ def refuse_unknown_settings(values: Mapping[Any, Any], source: str = "") -> None
     """Raise unless every key of a config is a setting, those of ``backbone``, ``algorithm`` and ``policy`` included.
 
     What stands below a setting (keywords of an environment, options of a mechanism) is left to who reads it. ``source``
-    begins the message, as "run.yaml: ".
-
-    Raises:
-        ConfigError: for the first unknown key, with the full key that was meant.
+    begins the message, as "run.yaml: ", which has the full key that was meant.
     """
     agent = values.get("agent")
     anyone = agent not in catalogue()["agents"]

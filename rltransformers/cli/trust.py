@@ -19,18 +19,12 @@ from rltransformers.core.ranges import check
 from rltransformers.training.runs.experiment import AgentName, DatasetConfig, ExperimentConfig
 
 _DATA_BEHAVIORS = ("random", "checkpoint", "export")
-_ALLOWED: set[str] = set()
-"""Effects that somebody typed, or said yes to, in this process."""
+_ALLOWED: set[str] = set()  # effects that somebody typed, or said yes to, in this process
 
 
 @dataclass(frozen=True)
 class Program:
-    """Code that a file asks for.
-
-    Attributes:
-        place: dotted key of the config that names it; empty for a file beside the config.
-        effect: what would happen, as part of a sentence.
-    """
+    """Code that a file asks for: the dotted key that names it ("": a file beside the config), and what would happen."""
 
     place: str
     effect: str
@@ -56,11 +50,7 @@ def import_programs(modules: Sequence[str]) -> list[Program]:
 
 
 def import_typed(modules: Sequence[str]) -> None:
-    """Import the modules that a command line names; what files name of earlier commands is asked for again.
-
-    Raises:
-        ConfigError: when an import fails.
-    """
+    """Import the modules that a command line names; what files name of earlier commands is asked for again."""
     _ALLOWED.clear()
     _ALLOWED.update(each.effect for each in import_programs(modules))
     import_modules(list(modules), "--import", trust=True)
@@ -69,8 +59,7 @@ def import_typed(modules: Sequence[str]) -> None:
 def import_modules(modules: Any, source: str, trust: bool) -> None:
     """Import the modules that ``imports`` of the file ``source`` names, which register mechanisms.
 
-    Raises:
-        ConfigError: for what is no list of modules, without consent as ``require_trust``, or when an import fails.
+    Raises ConfigError for what is no list of modules, without consent as ``require_trust``, or when an import fails.
     """
     names = check(modules, list[str], "imports")
     require_trust(import_programs(names), source, trust)
@@ -137,8 +126,7 @@ def not_typed(foreign: Sequence[Program], overrides: Sequence[tuple[str, str]]) 
 def require_trust(foreign: Sequence[Program], source: str | os.PathLike[str], trust: bool) -> None:
     """Return when nothing would run that was not allowed before, with ``trust``, or after a yes on the terminal.
 
-    Raises:
-        ConfigError: otherwise; names the file and everything it would run.
+    Raises ConfigError otherwise; names the file and everything it would run.
     """
     foreign = [each for each in foreign if each.effect not in _ALLOWED]
     if trust or not foreign:

@@ -20,8 +20,7 @@ from rltransformers.training.runs.experiment import ExperimentConfig
 def check_values(config: ExperimentConfig) -> None:
     """Raise unless every value of agent, policy and backbone has its type, lies in its range, or is a known name.
 
-    Raises:
-        ConfigError: as ``rltransformers.cli.keywords.check_config``, for the first one that is not.
+    Raises ConfigError in the words of ``rltransformers.cli.keywords.check_config``.
     """
     agent = config.agent.value
     for key in config.algorithm:
@@ -90,7 +89,6 @@ def _choices(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _types(section: str, agent: str) -> dict[str, Any]:
-    """The annotations of the settings right below ``section`` that an agent has."""
     return {
         entry["key"].removeprefix(section): from_json(entry["type"])
         for entry in catalogue()["settings"]

@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from rltransformers.core.errors import ConfigError, did_you_mean
@@ -10,8 +11,7 @@ from rltransformers.core.ranges import Count, Threads, describe, fits
 from rltransformers.core.yaml_text import parse_yaml
 
 Parsers = Any  # argparse keeps the type of its sub-parsers private
-Overrides = list[tuple[str, str]]
-"""Pairs (dotted key, text of its value)."""
+Overrides = list[tuple[str, str]]  # pairs (dotted key, text of its value)
 
 
 class Once(argparse._StoreAction):
@@ -75,13 +75,10 @@ def flag(annotation: Any) -> Callable[[str], Any]:
     """A function that reads the text of a flag as a number of this type and range."""
 
     def read(text: str) -> Any:
-        try:
-            value: Any = int(text)
-        except ValueError:
-            try:
-                value = float(text)
-            except ValueError:
-                value = text
+        value: Any = text
+        for kind in (float, int):
+            with suppress(ValueError):
+                value = kind(text)
         if fits(value, annotation):
             return value
         raise argparse.ArgumentTypeError(f"must be {describe(annotation)}, got {text!r}")
@@ -90,11 +87,7 @@ def flag(annotation: Any) -> Callable[[str], Any]:
 
 
 def mapping(text: str, name: str) -> dict[str, Any]:
-    """The JSON object that the flag ``name`` was given.
-
-    Raises:
-        ConfigError: for text that is none, and for a key that is given twice.
-    """
+    """The JSON object that the flag ``name`` was given; ConfigError for text that is none."""
     value = parse_yaml(text, name)  # which JSON is a part of
     if not isinstance(value, dict):
         raise ConfigError(f'{name} must be JSON such as {{"delay": 16}}, got {text!r}')
@@ -106,10 +99,9 @@ def split_overrides(
 ) -> tuple[list[str], Overrides]:
     """The words that ``parser`` knows, and pairs (dotted key, text) from all other ``--key value``, ``--key=value``.
 
-    Raises:
-        ConfigError: for a key without a value or without a name, for an option of one of the ``siblings``, commands by
-            name, and for a setting that takes the place of what was typed in front of it: a key given twice, or a
-            section behind one of its settings.
+    Raises ConfigError for a key without a value or without a name, for an option of one of the ``siblings``, commands
+    by name, and for a setting that takes the place of what was typed in front of it: a key given twice, or a section
+    behind one of its settings.
     """
     options = {option: action.nargs != 0 for action in parser._actions for option in action.option_strings}
     others: list[str] = []

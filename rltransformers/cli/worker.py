@@ -27,9 +27,6 @@ def order_of(config: ExperimentConfig, name: str) -> Order:
     """The process that trains ``config`` in a new run folder; log and report stand beside it.
 
     It is called ``name``, or ``name-2``, ``-3``, ... where a folder or a log of an earlier run has that name.
-
-    Raises:
-        ConfigError: for a name that no folder can have.
     """
     check_name(name)
     output = Path(config.output).absolute()
@@ -40,12 +37,7 @@ def order_of(config: ExperimentConfig, name: str) -> Order:
 
 
 class Report:
-    """Messages of a run so far.
-
-    Attributes:
-        evaluations: step and score of each.
-        outcome: what it told in the end; empty before.
-    """
+    """Messages of a run so far: step and score of its ``evaluations``; its ``outcome``, empty before the end."""
 
     def __init__(self, order: Order) -> None:
         (self.path,) = order.results
@@ -55,7 +47,6 @@ class Report:
         self.outcome: dict[str, Any] = {}
 
     def read(self) -> None:
-        """Take in what is new."""
         for line in self._lines.new():
             message = json.loads(line)
             if "step" in message:

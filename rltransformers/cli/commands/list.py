@@ -6,8 +6,7 @@ from typing import Any
 from rltransformers.cli.printing import print_json
 from rltransformers.cli.words import Parsers, command
 
-OF_POLICY = ("encoder", "readout")
-"""Axes that are settings of a policy; all others are settings of a backbone."""
+OF_POLICY = ("encoder", "readout")  # axes that are settings of a policy; all others are settings of a backbone
 
 
 def add(commands: Parsers) -> None:
