@@ -17,8 +17,7 @@ from rltransformers.core.values import Place, flags, numbers
 
 ACTION_MASK, MASK_METHOD = "action_mask", "action_masks"
 """Path of the leaf of an observation, and the method of an environment, that hold a mask."""
-LAST_MASK = "last_action_mask"
-"""Key of the info of a step whose episode a limit cut: the mask of its last observation."""
+LAST_MASK = "last_action_mask"  # key of the info of a step whose episode a limit cut: the mask of its last observation
 WAY_OUT = (
     f"give the masks with the call, predict(..., {MASK_METHOD}=get_action_masks(env)), or put the wrapper ActionMasks "
     "of rltransformers.envs around the environments, which makes the mask a part of the observation"

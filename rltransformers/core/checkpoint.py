@@ -78,8 +78,7 @@ def save_checkpoint(path: File, kind: str, settings: Mapping[str, Any], tensors:
     nesting of dictionaries, lists and tuples over tensors, numbers, strings, booleans and None. Missing folders are
     made. The file names the modules of the registered mechanisms that are in ``settings``.
 
-    Raises:
-        CheckpointError: when a value is none of these (names the key), or the file cannot be written.
+    Raises CheckpointError when a value is none of these (names the key), or the file cannot be written.
     """
     header: dict[str, Any] = {
         "format": FORMAT,
@@ -146,9 +145,8 @@ class _Stream:
 def load_checkpoint(path: File, kind: str | None = None, map_location: str | torch.device = "cpu") -> Checkpoint:
     """Read a checkpoint; tensors land on ``map_location``. With ``kind``, a checkpoint of any other agent is refused.
 
-    Raises:
-        CheckpointError: when the file is missing, corrupt, truncated, of another format version or of another agent, or
-            needs mechanisms of a module that was not imported; it is never imported from here.
+    Raises CheckpointError when the file is missing, corrupt, truncated, of another format version or of another agent,
+    or needs mechanisms of a module that was not imported; it is never imported from here.
     """
     path = path if isinstance(path, io.BufferedIOBase) else _existing(Path(path))
     header, payload = _read(path)
@@ -170,8 +168,7 @@ def load_checkpoint(path: File, kind: str | None = None, map_location: str | tor
 def load_weights(path: Path) -> dict[str, Tensor]:
     """The tensors by name in a file that ``torch.save`` wrote; nothing in it is executed.
 
-    Raises:
-        CheckpointError: when it is truncated, damaged, or holds anything else.
+    Raises CheckpointError when it is truncated, damaged, or holds anything else.
     """
     try:
         payload = path.read_bytes()
@@ -212,12 +209,9 @@ _CORRUPT = (
 
 @contextmanager
 def contents_of(path: File, kind: str, alone: bool = True) -> Iterator[None]:
-    """Within the block an error is a fault of what the checkpoint ``path`` of a ``kind`` holds.
+    """Within the block an error is a fault of what the checkpoint ``path`` of a ``kind`` holds: a CheckpointError.
 
     With ``alone`` False the block reads other things too, and a ``ConfigError`` is about those and passes.
-
-    Raises:
-        CheckpointError: names the file and what is wrong with it, in one line.
     """
     try:
         yield
@@ -239,12 +233,8 @@ def _reason(error: Exception) -> str:
 def check_same(found: Any, expected: Mapping[Any, Any], name: str, rows: int | None = None) -> None:
     """Raise unless ``found`` holds tensors of the same names, shapes and types as ``expected``, however deep.
 
-    Args:
-        name: how messages call the whole, e.g. "policy".
-        rows: length of the first axis, where it is another than in ``expected``.
-
-    Raises:
-        CheckpointError: names the first key that is missing, unexpected or of another shape or type.
+    The CheckpointError names the first key that differs, behind ``name``, e.g. "policy". ``rows`` is the length of the
+    first axis, where it is another than in ``expected``.
     """
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{name} must be a mapping of tensors, got {shown(found)}")
@@ -264,11 +254,7 @@ def check_same(found: Any, expected: Mapping[Any, Any], name: str, rows: int | N
 
 
 def check_tensor(value: Any, name: str, shape: Sequence[int | None], dtype: torch.dtype) -> Tensor:
-    """``value`` if it is a tensor of this type and shape, where None stands for any length.
-
-    Raises:
-        CheckpointError: names what it is instead.
-    """
+    """``value`` if it is a tensor of this type and shape (None: any length), else CheckpointError says what it is."""
     fits = isinstance(value, Tensor) and value.dtype == dtype and len(value.shape) == len(shape)
     if not fits or any(want not in (None, have) for want, have in zip(shape, value.shape, strict=True)):
         wanted = " x ".join("any" if length is None else str(length) for length in shape) or "a single number"
@@ -281,21 +267,13 @@ def _outline(value: Any) -> str:
 
 
 def restore_weights(module: nn.Module, stored: Any, name: str = "policy") -> None:
-    """Copy the weights that a checkpoint holds under ``name`` into ``module``.
-
-    Raises:
-        CheckpointError: as ``check_same``.
-    """
+    """Copy weights that a checkpoint holds under ``name`` into ``module``; CheckpointError as ``check_same``."""
     check_same(stored, module.state_dict(), name)
     module.load_state_dict(stored)
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, stored: Any, name: str = "optimizer") -> None:
-    """Copy moments, step counts and learning rate under ``name``; other settings are those of the agent.
-
-    Raises:
-        CheckpointError, ConfigError: as ``check_optimizer``.
-    """
+    """Copy moments, step counts and learning rate under ``name``; other settings are those of the agent."""
     state, rate = check_optimizer(optimizer, stored, name)
     (group,) = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": [group | {"lr": rate}]})
@@ -306,9 +284,8 @@ def check_optimizer(
 ) -> tuple[Mapping[int, Any], float]:
     """The state and the learning rate in ``stored``, which fit Adam's ``optimizer``: it trusts the shapes it is given.
 
-    Raises:
-        CheckpointError: names the first part that is missing or has another shape than its parameter.
-        ConfigError: for a learning rate that is none.
+    Raises CheckpointError for the first part that is missing or has another shape than its parameter, and ConfigError
+    for a learning rate that is none.
     """
     (group,) = optimizer.state_dict()["param_groups"]
     parameters = optimizer.param_groups[0]["params"]
@@ -367,7 +344,6 @@ class _Outline(pickle._Unpickler):  # in C it allocates what an index asks for
         raise pickle.UnpicklingError(f"{module}.{name}")
 
     def persistent_load(self, saved: Any) -> tuple[int, int]:
-        """(numbers, bytes of each) of a storage."""
         _, width, key, _, count = saved
         held = self.stored[f"{self.folder}{key}"]
         if type(count) is not int or count * width != held:
@@ -442,7 +418,6 @@ def _existing(path: Path) -> Path:
 
 
 def _read(path: Path | io.BufferedIOBase) -> tuple[dict[str, Any], bytes]:
-    """Header and tensor bytes of a checkpoint file, checksums verified."""
     name = file_name(path)
     try:
         start = path.tell() if isinstance(path, io.BufferedIOBase) else 0

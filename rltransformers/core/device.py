@@ -16,8 +16,7 @@ CPU = torch.device("cpu")
 def find_device(device: torch.device | str, name: str = "device") -> torch.device:
     """The device of this name; "auto" is CUDA where there is one; "cuda" without one is the CPU, with a warning.
 
-    Raises:
-        ConfigError: for a name that torch does not know, or a device that holds no tensor here.
+    Raises ConfigError for a name that torch does not know, or a device that holds no tensor here.
     """
     try:
         found = torch.device("cuda" if device == "auto" else device)
@@ -41,10 +40,9 @@ def memory_of(device: torch.device) -> int:
 
 
 def check_memory(needed: int, what: str, way_out: str, device: torch.device | None = None) -> None:
-    """Raise ConfigError, "<what> so much memory, there is so much; <way_out>", unless ``needed`` bytes fit into it.
+    """Raise ConfigError, "<what> so much memory, there is so much; <way_out>", unless ``needed`` bytes fit there.
 
-    Args:
-        device: where they lie; None for the CPU.
+    ``device`` is where they lie; None for the CPU.
     """
     room = memory_of(torch.device("cpu") if device is None else device)
     if needed > room:

@@ -13,11 +13,7 @@ Above the longest episodes of common suites: Atari games end after 108,000 frame
 
 
 def longest_allowed(longest_episode: int | None, spec: EnvSpec | None) -> int:
-    """The number given; without one ``LONGEST_EPISODE``, or the step limit in the spec where that is larger.
-
-    Raises:
-        ConfigError: for what is no whole number of at least 1.
-    """
+    """The number given; without one ``LONGEST_EPISODE``, or the step limit in the spec where that is larger."""
     longest_episode = check(longest_episode, Count | None, "longest_episode")
     if longest_episode is None:
         limit = None if spec is None else spec.max_episode_steps

@@ -61,14 +61,11 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
 
 
 def refuse_unknown(names: Iterable[object], known: Collection[object], path: str = "", source: str = "") -> None:
-    """Raise unless every name of a mapping is a known one.
+    """Raise ConfigError for the first name of a mapping that is none of ``known``, with the closest known ones.
 
     Args:
         path: put before a name in the message: where the mapping stands, with its dot, e.g. "algorithm.".
         source: what the message begins with: the file that was read, or the part that takes the settings.
-
-    Raises:
-        ConfigError: for the first unknown name, with its path and the closest known ones.
     """
     for name in names:
         if name not in known:
@@ -77,10 +74,9 @@ def refuse_unknown(names: Iterable[object], known: Collection[object], path: str
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import ``module`` or raise with the extra of this package that provides it.
+    """Import ``module`` or raise MissingExtraError with the extra of this package that provides it.
 
-    Raises:
-        MissingExtraError: when ``module`` is not installed, or when it is and its import fails; then with that error.
+    A module that is installed and whose import fails is named with its own error.
     """
     try:
         return importlib.import_module(module)

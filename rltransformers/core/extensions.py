@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rltransformers.core.errors import CheckpointError, error_line
@@ -25,21 +26,14 @@ GROUP = "rltransformers.mechanisms"
 
 @dataclass(frozen=True)
 class Extension:
-    """A registered mechanism.
-
-    Attributes:
-        spec: the mechanism.
-        module: the module that registers it when it is imported.
-        distribution: the installed distribution that names it as an entry point; "" for none.
-    """
+    """A mechanism, the module that registers it, and the distribution that names it as an entry point ("": none)."""
 
     spec: Spec
     module: str
     distribution: str = ""
 
 
-EXTENSIONS: dict[tuple[str, str], Extension] = {}
-"""Registered mechanisms by axis and name."""
+EXTENSIONS: dict[tuple[str, str], Extension] = {}  # registered mechanisms by axis and name
 _LOADED: set[EntryPoint] = set()
 
 
@@ -68,8 +62,9 @@ def load_installed() -> None:
         distribution = entry.dist.name if entry.dist is not None else ""
         try:
             value = entry.load()
-            # ``add`` checks a spec against all axes, which modules above this one define
-            importlib.import_module("rltransformers.mechanisms").add_installed(value, entry.module, distribution)
+            if not isinstance(value, ModuleType):  # which has registered its own when it was imported
+                # ``add`` checks a spec against all axes, which modules above this one define
+                importlib.import_module("rltransformers.mechanisms").add(value, entry.module, distribution)
         except Exception as error:  # somebody else's module may raise anything
             warnings.warn(
                 f"the mechanism {entry.name!r} of the installed package {distribution or entry.value!r} is left out: "
@@ -106,8 +101,7 @@ def _choices(value: Any, axes: Collection[str], axis: str = "") -> Iterator[tupl
 def require_extensions(stored: Any, source: str) -> None:
     """Raise unless the mechanisms that ``extensions_named`` listed in the file ``source`` are registered here.
 
-    Raises:
-        CheckpointError: names the module to import, or the distribution to install.
+    The CheckpointError names the module to import, or the distribution to install.
     """
     kind = list[Mapping[str, str]]
     if not fits(stored, kind):

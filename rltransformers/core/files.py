@@ -18,12 +18,9 @@ from filelock import FileLock, Timeout
 from rltransformers.core.errors import ConfigError, DataError, one_line
 from rltransformers.core.ranges import shown
 
-PICKLES = (".pkl", ".pickle")
-"""Files that are programs."""
-LARGEST_JSON = 16 * 2**20
-"""Bytes of the longest description that is read."""
-LONGEST_NAME = 200
-"""Bytes of the name of a run folder; file systems take 255, and a number may come behind it."""
+PICKLES = (".pkl", ".pickle")  # files that are programs
+LARGEST_JSON = 16 * 2**20  # bytes of the longest description that is read
+LONGEST_NAME = 200  # bytes of the name of a run folder; file systems take 255, and a number may come behind it
 _CUT_SHORT = re.compile(r"\d+ requested and \d+ written")
 _RANDOM = "[a-z0-9_]{8}"  # what tempfile puts into a name
 
@@ -34,11 +31,7 @@ def is_pickle(path: str | os.PathLike[str]) -> bool:
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """``path``, where a file or folder may be called that.
-
-    Raises:
-        ConfigError: for a NUL character, which the system takes for the end of a name.
-    """
+    """``path``, where a file or folder may be called that; ConfigError for a NUL character, which ends a name."""
     if "\0" in os.fspath(path):
         raise ConfigError(f"{os.fspath(path)!r} is no path: it holds a NUL character; leave it out")
     return Path(path)
@@ -47,8 +40,7 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 def check_folder(path: str | os.PathLike[str], name: str) -> Path:
     """Return the path of a setting ``name``, where a folder stands or can be made.
 
-    Raises:
-        ConfigError: for a NUL character, a file in place of a folder, and a path that the system refuses to look at.
+    Raises ConfigError for a file in place of a folder, and a path that the system refuses to look at.
     """
     folder = check_path(path)
     try:
@@ -73,11 +65,7 @@ def check_run(path: str | os.PathLike[str]) -> None:
 
 
 def existing_file(path: str | os.PathLike[str]) -> Path:
-    """The path of a file that is there.
-
-    Raises:
-        DataError: when there is none; says what there is instead.
-    """
+    """The path of a file that is there; DataError when there is none says what there is instead."""
     file = Path(path).expanduser()
     if file.is_file():
         return file
@@ -91,8 +79,7 @@ def existing_file(path: str | os.PathLike[str]) -> Path:
 def read_json(path: str | os.PathLike[str], refusal: type[Exception], way_out: str) -> Any:
     """Content of a small JSON file: a description, never data.
 
-    Raises:
-        refusal: when it is missing, damaged or larger than ``LARGEST_JSON`` bytes; ends with ``way_out``.
+    Raises ``refusal`` when it is missing, damaged or larger than ``LARGEST_JSON`` bytes; ends with ``way_out``.
     """
     file = Path(path)
     try:
@@ -104,11 +91,7 @@ def read_json(path: str | os.PathLike[str], refusal: type[Exception], way_out: s
 
 
 def check_name(name: str) -> None:
-    """Raise unless ``name`` is that of one folder: without separators and characters that are not printed.
-
-    Raises:
-        ConfigError: with what is wrong.
-    """
+    """Raise ConfigError unless ``name`` is that of one folder: printable, not too long, without separators."""
     if name in ("", ".", "..") or not name.isprintable() or any(each in name for each in "/\\"):
         fault = "must be the name of one folder, without / and \\ and with printable characters only"
     elif len(os.fsencode(name)) > LONGEST_NAME:
@@ -130,10 +113,8 @@ def file_lock(
     """Hold the lock file ``lock`` during the block; the system lets go of it when this process ends, however it does.
 
     The process that holds it may hold it again within the block. The file stays behind, for removing it could let two
-    processes hold two locks of one name. ``wait`` until another process that holds it lets go.
-
-    Raises:
-        refusal: when another process holds it and ``wait`` is False; names ``what``, and the process where it is known.
+    processes hold two locks of one name. ``wait`` until another process that holds it lets go; without, raise
+    ``refusal``, which names ``what``, and the process where it is known.
     """
     path = check_path(lock)
     path.parent.mkdir(parents=True, exist_ok=True)

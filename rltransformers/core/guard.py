@@ -194,11 +194,9 @@ class FiniteVecEnv(VecEnvWrapper):
         return observation, rewards, dones, infos
 
     def check(self, observation: Any, when: When) -> None:
-        """Raise DataError unless the observation of all environments is of the space, and finite."""
         check_observations(self._leaves, self._values(observation), place=lambda index: f"{index} {when()}")
 
     def _values(self, observation: Any) -> Mapping[str, Any]:
-        """Leaves by path."""
         values = observation if self._flat else leaf_values(self.venv.observation_space, observation)
         return values if isinstance(values, dict) else {"": values}
 
@@ -250,10 +248,9 @@ def _refuse_faults(infos: Any) -> None:
 class Guard(FiniteVecEnv):
     """Step the environments of an agent: checked, with masks of actions, and aware of resets and steps by others.
 
-    The agent keeps its own stack of wrappers. Resets and steps are counted where they end: in the innermost environment
-    of every copy in this process, else in the vector environment that talks to the copies. Such an object gets a
-    subclass of its class that counts (as ``torch.nn.utils.parametrize`` does it); it stays an instance of its class,
-    and its copies are plain ones again.
+    Resets and steps are counted where they end: in the innermost environment of every copy in this process, else in the
+    vector environment that talks to the copies. Such an object gets a subclass of its class that counts (as
+    ``torch.nn.utils.parametrize`` does it); it stays an instance of its class, and its copies are plain ones again.
 
     Args:
         steps: returns the steps that the run has made so far.
@@ -279,11 +276,7 @@ class Guard(FiniteVecEnv):
         return [program.get(_MOVES, 0) for program in self._programs]
 
     def leaves(self, observation: Any) -> dict[str, Any]:
-        """Return the leaves [N, ...] of the newest observation and, if the agent reads them, its masks [N, M].
-
-        Raises:
-            DataError: for what is no mask, or one that allows nothing.
-        """
+        """Return the checked leaves [N, ...] of the newest observation and, if the agent reads them, masks [N, M]."""
         leaves = dict(self._values(observation))
         if self._masks:
             if self._beside:
@@ -299,11 +292,7 @@ class Guard(FiniteVecEnv):
     ) -> tuple[list[int], dict[str, np.ndarray]]:
         """Environments whose episode a limit cut, and the leaves of their true last observations.
 
-        Args:
-            values_read_masks: whether the values of last observations depend on their masks.
-
-        Raises:
-            DataError: where values depend on masks, and an environment has reset before anybody asked for its mask.
+        Raises DataError where values depend on masks, and an environment has reset before anybody asked for its mask.
         """
         cut = [index for index in np.flatnonzero(dones).tolist() if infos[index].get("TimeLimit.truncated", False)]
         cut = [index for index in cut if "terminal_observation" in infos[index]]
@@ -404,9 +393,7 @@ def raised_in_reset(error: BaseException) -> bool:
 def attempt(env: AnyVectorEnv, when: When, call: Any, *arguments: Any, **keywords: Any) -> Any:
     """Return the result of ``call``, a method of ``env``.
 
-    Raises:
-        DataError: in place of any exception, which is chained; names the step and, where it can be known, the
-            environment.
+    Raises DataError in place of any exception, which is chained; names the step and the environment where it is known.
     """
     try:
         return call(*arguments, **keywords)

@@ -15,10 +15,7 @@ def import_module(name: str) -> ModuleType:
     """The module of that name, one in the current folder first, as for ``python -m`` and not for a console script.
 
     A folder that had it stays at the end of the search path: for what the module imports when it is used, and for
-    worker processes.
-
-    Raises:
-        ImportError, TypeError, ValueError: when there is none, or for what cannot be a name.
+    worker processes. Raises ImportError, TypeError or ValueError when there is none, or for what cannot be a name.
     """
     folder = os.getcwd()
     if folder in sys.path or "" in sys.path:

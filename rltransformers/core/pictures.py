@@ -12,8 +12,7 @@ from rltransformers.core.spaces import Space, box_bounds
 
 MIN_SIDE = 8
 """Pixels of a picture that is known by its shape alone; less is a small grid of numbers, or a window of steps."""
-MAX_NUMBERS = 4096
-"""Of a Box of 3 axes and more, beyond which a linear map of all of them is worth a warning."""
+MAX_NUMBERS = 4096  # of a Box of 3 axes and more, beyond which a linear map of all of them is worth a warning
 
 
 class Picture(NamedTuple):
@@ -71,13 +70,9 @@ def picture_of(space: Space, path: str = "") -> Picture | None:
 
 
 def as_picture(space: Space, path: str = "", channels: str | None = None) -> Picture:
-    """The leaf as a picture.
+    """The leaf as a picture; ConfigError where it is no Box of 2 to 4 axes.
 
-    Args:
-        channels: "first" or "last"; None for the shorter one of both axes, of equals the last.
-
-    Raises:
-        ConfigError: it is no Box of 2 to 4 axes.
+    ``channels`` are "first" or "last"; None for the shorter one of both axes, of equals the last.
     """
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3, 4):
         raise ConfigError(

@@ -23,8 +23,7 @@ from rltransformers.core.errors import ConfigError, did_you_mean, one_line, refu
 
 Count = Annotated[int, Ge(1)]
 WholeNumber = Annotated[int, Ge(0)]
-LARGEST = 1e30
-"""Networks compute in float32, which ends at 3.4e38: what is multiplied once more must fit too."""
+LARGEST = 1e30  # networks compute in float32, which ends at 3.4e38: what is multiplied once more must fit too
 PositiveNumber = Annotated[float, Gt(0), Le(LARGEST)]
 NonNegativeNumber = Annotated[float, Ge(0), Le(LARGEST)]
 Weight = Annotated[float, Ge(0), Le(1e6)]
@@ -32,13 +31,11 @@ Weight = Annotated[float, Ge(0), Le(1e6)]
 UnitInterval = Annotated[float, Ge(0), Le(1)]
 Fraction = Annotated[float, Gt(0), Le(1)]
 DropoutRate = Annotated[float, Ge(0), Lt(1)]
-Seed = Annotated[int, Ge(0), Lt(2**32)]
-"""Seeds that numpy's global generator takes, which Stable-Baselines3 seeds too."""
+Seed = Annotated[int, Ge(0), Lt(2**32)]  # seeds that numpy's global generator takes, which Stable-Baselines3 seeds too
 Steps = Annotated[int, Ge(1), Lt(2**63)]
 Environments = Annotated[int, Ge(1), Le(2**16)]
 Episodes = Annotated[int, Ge(1), Le(10**6)]
-Threads = Annotated[int, Ge(1), Le(1024)]
-"""More is a slip of the finger, which OpenMP answers by ending the process."""
+Threads = Annotated[int, Ge(1), Le(1024)]  # more is a slip of the finger, which OpenMP answers by ending the process
 Processes = bool | Literal["async", "envpool"]
 """How environments run in parallel, see ``rltransformers.envs.make_vec_env``."""
 

@@ -33,9 +33,8 @@ BESIDE = {"popgym-Labyrinth": ("mazelib", "'popgym[navigation]'")}
 def find_spec(env_id: str) -> EnvSpec:
     """The registered specification of ``env_id``, after importing the package that registers it.
 
-    Raises:
-        ConfigError: when no environment has this id; names the closest ones.
-        MissingExtraError: when the id belongs to a known suite that is not installed, or not with all that it needs.
+    Raises ConfigError when no environment has this id, with the closest ones; MissingExtraError when it belongs to a
+    known suite that is not installed, or not with all that it needs.
     """
     module, _, name = env_id.rpartition(":")
     if module:

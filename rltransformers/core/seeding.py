@@ -42,9 +42,6 @@ def generators(seed: int | None, device: torch.device | str = "cpu") -> Generato
     """Four streams spawned from one seed (``numpy.random.SeedSequence``); ``None`` draws the seed from the system.
 
     Torch generators live on ``device``. The same seed gives the same streams on the same device type.
-
-    Raises:
-        ConfigError: for a negative seed.
     """
     if seed is not None and seed < 0:
         raise ConfigError(f"seed must be 0 or larger, got {seed}; or None for a random one")
@@ -101,7 +98,6 @@ def step_seed(seed: int, step: int, purpose: str) -> int:
 def episode_noise(seed: int) -> np.random.Generator:
     """Random numbers of the actions sampled in the episode that an evaluation starts from ``seed``.
 
-    They depend on nothing else, neither on the number of environments nor on their order, and are not those that an
-    environment draws from the same seed.
+    They depend on nothing else, and are not those that an environment draws from the same seed.
     """
     return np.random.default_rng(step_seed(seed, 0, "action"))

@@ -33,8 +33,7 @@ def _join(path: str, name: str) -> str:
 def leaf_spaces(space: Space) -> dict[str, Space]:
     """The leaves of a nested Dict/Tuple space by path, in the order the space lists them.
 
-    Raises:
-        ConfigError: when two leaves would share a path (a Dict key that contains "/", or an empty key).
+    Raises ConfigError when two leaves would share a path (a Dict key that contains "/", or an empty key).
     """
     leaves: dict[str, Space] = {}
 
@@ -74,8 +73,7 @@ def is_nested(space: Space) -> bool:
 def leaf_values(space: Space, value: Any) -> dict[str, Any]:
     """The leaves of ``value`` under the paths of ``leaf_spaces(space)``; leaves may carry extra leading axes.
 
-    Raises:
-        DataError: when ``value`` lacks a member that the space has.
+    Raises DataError when ``value`` lacks a member that the space has.
     """
     leaves: dict[str, Any] = {}
 
@@ -119,9 +117,7 @@ def nest_leaves(space: Space, leaves: Mapping[str, Any]) -> Any:
 def map_leaves(function: Callable[..., Any], value: Any, *others: Any) -> Any:
     """Dicts and tuples nested like ``value`` around ``function`` of every leaf, and of those of ``others`` beside it.
 
-    Raises:
-        KeyError: where another value has other keys.
-        ValueError: where another value has more or fewer members of a tuple.
+    Raises KeyError or ValueError where another value has other keys, or a tuple of another length.
     """
     if isinstance(value, Mapping):
         if any(not isinstance(other, Mapping) or set(other) != set(value) for other in others):
@@ -203,15 +199,11 @@ def check_not_empty(leaves: Mapping[str, Space], space: Space, role: str) -> Non
 
 
 def check_supported(space: Space, role: str, way_out: str | None = None) -> None:
-    """Raise unless every leaf is a Box, Discrete, MultiDiscrete or MultiBinary.
+    """Raise ConfigError unless every leaf is a Box, Discrete, MultiDiscrete or MultiBinary, and there is one.
 
     Args:
         role: how the message calls the space, e.g. "observation" or "action".
         way_out: how to leave out a field; None: the wrapper of an environment that does, for observations.
-
-    Raises:
-        ConfigError: names role, path and type of the first leaf that no encoder or head can take, or says that the
-            space has none.
     """
     leaves = leaf_spaces(space)
     check_not_empty(leaves, space, role)
@@ -240,11 +232,7 @@ def _way_out(leaf: Space, role: str) -> str:
 
 
 def check_width(space: Space, role: str, width: int) -> None:
-    """Raise unless a layer of ``width`` numbers per class or entry fits into memory for every leaf.
-
-    Raises:
-        ConfigError: for a leaf whose weights would take more than ``LARGEST_LAYER`` bytes.
-    """
+    """Raise ConfigError for a leaf whose layer of ``width`` numbers per class or entry exceeds ``LARGEST_LAYER``."""
     for path, leaf in leaf_spaces(space).items():
         if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
             count = sum(int(n) for n in np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1))
@@ -319,11 +307,7 @@ def differing_spaces(ours: tuple[Space, Space], theirs: tuple[Space, Space]) -> 
 
 
 def space_to_json(space: Space) -> str:
-    """The space as a JSON text that ``space_from_json`` reads back to an equal space.
-
-    Raises:
-        ConfigError: for a space with an unsupported leaf.
-    """
+    """The space as a JSON text, which ``space_from_json`` reads; ConfigError for an unsupported leaf."""
     check_supported(space, "stored")
     return json.dumps(_describe(space))
 
@@ -331,8 +315,7 @@ def space_to_json(space: Space) -> str:
 def space_from_json(text: str) -> Space:
     """The space that ``space_to_json`` wrote; nothing in the text is executed.
 
-    Raises:
-        DataError: when the text is not such a description.
+    Raises DataError when the text is not such a description.
     """
     try:
         return _rebuild(json.loads(text))
@@ -344,9 +327,7 @@ def space_from_text(text: str) -> Space:
     """The space that a text like "Discrete(3)", "Box(-1, 1, (4,))" or "Dict({'a': MultiBinary(2)})" makes in Python.
 
     What a Box, a Discrete, a MultiDiscrete or a MultiBinary prints is read, too. Nothing in a text is executed.
-
-    Raises:
-        ConfigError: for a text that makes no space.
+    Raises ConfigError for a text that makes no space.
     """
     types = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8, "int64": np.int64, "inf": np.inf}
 

@@ -19,8 +19,7 @@ Size = Annotated[int, Ge(1), Le(1_000_000)]
 
 SizeOrZero = Annotated[int, Ge(0), Le(1_000_000)]
 
-WEIGHT = "weight"
-"""Key beside the options of a loss."""
+WEIGHT = "weight"  # key beside the options of a loss
 LossWeight = Annotated[float, Ge(0), Le(1e6)]
 
 
@@ -174,7 +173,6 @@ class Spec:
     formula: str = ""
 
     def __post_init__(self) -> None:
-        """Take the name as the example where none is given."""
         object.__setattr__(self, "example", self.example or {self.axis: self.name})
 
     def defaults(self) -> dict[str, Any]:
@@ -182,7 +180,6 @@ class Spec:
         return {each.name: each.default for each in dataclasses.fields(self.options)}
 
     def ranges(self) -> Mapping[str, Any]:
-        """Option names with the annotations of their types and ranges."""
         return _annotations(self.options)
 
     def unread(self, options: Any) -> dict[str, str]:
@@ -204,9 +201,7 @@ class Spec:
 class Choice:
     """A catalogue entry with its options, read from ``"name"`` or ``{"name": ..., option: value}``.
 
-    Attributes:
-        spec: the entry.
-        options: a record of ``spec.options``, every option with its value.
+    ``options`` is a record of ``spec.options``, every option with its value.
     """
 
     spec: Spec
@@ -214,24 +209,16 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """Name of the entry."""
         return self.spec.name
 
     def build(self, *sizes: Any) -> Any:
-        """Make the mechanism of the sizes that its axis hands out.
-
-        Raises:
-            ConfigError: options that do not fit the sizes.
-        """
+        """Make the mechanism of the sizes that its axis hands out; ConfigError for options that do not fit them."""
         assert self.spec.build is not None, f"{self.name} is selected by other settings"
         return self.spec.build(*sizes, self.options)
 
     @staticmethod
     def parse(value: Any, axis: str, table: Mapping[str, Spec], path: str = "") -> "Choice":
-        """Check ``value`` against the rows of one axis.
-
-        Args:
-            path: where the value stands in the config, for messages; default: ``axis``.
+        """Check ``value`` against the rows of one axis; ``path`` is where it stands in the config, for messages.
 
         Raises:
             ConfigError: unknown name or option (with the closest known ones), a missing required option, an option of

@@ -107,8 +107,7 @@ _WORDS = {
 """What we call it → what others do, in lower case; a setting by its dotted key in a config."""
 
 
-SYNONYMS: dict[str, tuple[str, ...]] = {}
-"""A word of others → what we call it."""
+SYNONYMS: dict[str, tuple[str, ...]] = {}  # a word of others → what we call it
 for _ours, _theirs in _WORDS.items():
     for _word in _theirs.split():
         SYNONYMS[_word] = (*SYNONYMS.get(_word, ()), _ours)

@@ -21,8 +21,7 @@ from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, leaf_values, obs
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
-When = Callable[[], str]
-"""Returns the step, for messages, as "in step 3"."""
+When = Callable[[], str]  # returns the step, for messages, as "in step 3"
 Place = Callable[[int], str]
 """Row of a batch to its environment and, where known, the step, for messages, as "2 in step 7"."""
 
@@ -52,11 +51,7 @@ _NOT_NUMBERS = {
 
 
 def numbers(values: Any) -> Array:
-    """``values`` as an array of booleans, integers or floats; nothing else is turned into a number.
-
-    Raises:
-        DataError: says what the values are instead.
-    """
+    """``values`` as an array of booleans, integers or floats; DataError for others says what they are instead."""
     if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
         raise DataError("has masked entries; fill or drop them")
     try:
@@ -68,11 +63,7 @@ def numbers(values: Any) -> Array:
 
 
 def check_numeric(dtype: np.dtype[Any]) -> None:
-    """Raise unless the type is one of booleans, integers or floats.
-
-    Raises:
-        DataError: says what an array of this type holds instead.
-    """
+    """Raise DataError unless the type is one of booleans, integers or floats."""
     if dtype.kind not in "biuf":
         held = _NOT_NUMBERS.get(dtype.kind, "no numbers")
         raise DataError(f"has dtype {dtype}: {held}; give booleans, integers or floats")
@@ -81,8 +72,7 @@ def check_numeric(dtype: np.dtype[Any]) -> None:
 def flags(values: Any) -> Bools:
     """A new array of booleans from booleans, or from numbers that are exactly 0 or 1.
 
-    Raises:
-        DataError: names the first other value and its step (the first axis).
+    Raises DataError for the first other value; names its step (the first axis).
     """
     array = numbers(values)
     if array.dtype.kind != "b":
@@ -165,12 +155,9 @@ def read_leaves(space: Space) -> dict[str, Space]:
 
 
 def check_outcome(count: int, rewards: Any, ends: Mapping[str, Any], when: When) -> None:
-    """Raise DataError unless there is one finite reward and one flag of each kind per environment.
+    """Raise DataError unless there is one finite reward and one flag [N] of each kind, by name, per environment.
 
     The message names the first environment at fault.
-
-    Args:
-        ends: flags [N] by name.
     """
     plain = type(rewards) is np.ndarray and rewards.dtype.kind == "f" and rewards.shape == (count,)
     if not plain or not all_finite(rewards):
@@ -269,10 +256,7 @@ def _wrong_value(what: str, value: Any, space: Space) -> DataError:
 
 
 def episode_record(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a ``Monitor`` wrote into the last info of an episode; None for none, and for an environment's own "episode".
-
-    A record has the return "r" and the length "l".
-    """
+    """Return "r" and length "l" that a ``Monitor`` wrote into the last info of an episode; else None."""
     record = info.get("episode")
     if not isinstance(record, Mapping):
         return None
@@ -283,10 +267,8 @@ def episode_record(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def success_of(info: Mapping[str, Any], environment: int) -> bool | None:
     """Whether the episode that ended with ``info`` succeeded: ``is_success``, else ``success``; None without either.
 
-    Some environments call other things "success": what is no number there is left alone.
-
-    Raises:
-        DataError: for an ``is_success`` that is no number; names the environment.
+    Some environments call other things "success": what is no number there is left alone. DataError for an
+    ``is_success`` that is no number.
     """
     name = "success" if info.get("is_success") is None else "is_success"
     if info.get(name) is None:

@@ -27,11 +27,9 @@ from rltransformers.core.errors import ConfigError, WorldError, error_line, one_
 
 TIMEOUT = timedelta(minutes=30)
 """Longest wait for the others. Process 0 evaluates while they wait; one that died is noticed at once."""
-Tree = Any
-"""Tensors in nested mappings, or None."""
+Tree = Any  # tensors in nested mappings, or None
 T = TypeVar("T")
-FAILURE = "rltransformers/failure"
-"""Key of the store under which a process that fails says why."""
+FAILURE = "rltransformers/failure"  # key of the store under which a process that fails says why
 
 
 @dataclass
@@ -64,11 +62,7 @@ class Sharing:
         self._store = store
 
     def share_of(self, count: int, name: str) -> int:
-        """An equal part of ``count`` things.
-
-        Raises:
-            ConfigError: when they cannot be shared out evenly; names the setting ``name``.
-        """
+        """An equal part of ``count`` things; ConfigError names ``name`` where they cannot be shared out evenly."""
         share, left = divmod(count, self.size)
         if left or not share:
             near = [each for each in (share * self.size, (share + 1) * self.size) if each]
@@ -224,12 +218,7 @@ class Sharing:
         return _map(hand_over, tree)
 
     def check(self, readout: object, *batches: int) -> None:
-        """Raise ConfigError for what several processes cannot train.
-
-        Args:
-            readout: of the policy, None for none.
-            batches: numbers of segments or windows in minibatches, which are shared out.
-        """
+        """Raise ConfigError for a ``readout``, and for ``batches`` of fewer segments or windows than processes."""
         if min(batches) < self.size:
             raise ConfigError(
                 f"a minibatch of {min(batches)} cannot be shared by {self.size} processes: raise batch_size, of which "
@@ -251,11 +240,7 @@ class Sharing:
         record("time/waiting", traffic.seconds / max(self.traffic.began - traffic.began, 1e-9))
 
     def _communicate(self, call: Any, sent: Tensor | None = None) -> None:
-        """Make a call of ``torch.distributed``, and count it and the bytes of ``sent``.
-
-        Raises:
-            WorldError: when another process is gone or does not answer.
-        """
+        """Make a call of ``torch.distributed``; count it and the bytes of ``sent``. WorldError without the others."""
         began = time.perf_counter()
         try:
             call()
@@ -297,9 +282,7 @@ def join() -> Iterator[Sharing]:
     The messages go by gloo for tensors on the CPU and by nccl for those on GPUs; every process gets the GPU of its
     local rank. A process that no ``torchrun`` started is single.
 
-    Raises:
-        ConfigError: for more processes on a machine than it has GPUs.
-        WorldError: when the others cannot be reached.
+    Raises ConfigError for more processes on a machine than it has GPUs, WorldError when the others cannot be reached.
     """
     global _sharing
     size = int(os.environ.get("WORLD_SIZE", "1"))

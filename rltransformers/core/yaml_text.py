@@ -46,9 +46,8 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, source: str) -> Any:
     """The values in a YAML text; ``source`` is named in errors.
 
-    Raises:
-        ConfigError: for text that is not YAML, for a key that is given twice, and for aliases that stand for more than
-            ``MAX_VALUES`` values.
+    Raises ConfigError for text that is not YAML, for a key that is given twice, and for aliases that stand for more
+    than ``MAX_VALUES`` values.
     """
     try:
         loader = _Loader(text)
