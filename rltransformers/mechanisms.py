@@ -9,7 +9,6 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
-from types import ModuleType
 from typing import Any
 
 from rltransformers.attention.layer import Attention
@@ -92,15 +91,13 @@ def register(spec: Spec) -> Spec:
 
 
 def add(spec: Spec, module: str, distribution: str = "") -> Spec:
-    """Add a mechanism that ``module`` registers, of an installed ``distribution`` where one names it.
-
-    Raises:
-        ConfigError: as ``register``.
-    """
+    """Add a mechanism that ``module`` registers, of an installed ``distribution`` where one names it."""
     check_spec(spec)
     present = EXTENSIONS.get((spec.axis, spec.name))
     table = TABLES[spec.axis]
-    anew = present is not None and present.module == module and same_function(present.spec.build, spec.build)
+    builds = [present and present.spec.build, spec.build]
+    places = [(getattr(each, "__module__", ""), getattr(each, "__qualname__", each)) for each in builds]
+    anew = present is not None and present.module == module and builds[0] is not builds[1] and places[0] == places[1]
     if spec.name in table and table[spec.name] is not spec and not anew:
         owner = present.module if present else getattr(table[spec.name].build, "__module__", "rltransformers")
         raise ConfigError(f"{spec.axis} {spec.name!r} is taken by {owner}; choose another name")
@@ -111,28 +108,8 @@ def add(spec: Spec, module: str, distribution: str = "") -> Spec:
     return spec
 
 
-def same_function(one: Any, other: Any) -> bool:
-    """Return whether two functions are definitions of the same name in the same module."""
-    places = [(getattr(each, "__module__", ""), getattr(each, "__qualname__", each)) for each in (one, other)]
-    return one is not other and places[0] == places[1]
-
-
-def add_installed(value: object, module: str, distribution: str) -> None:
-    """Add what an entry point names: a Spec; a module has registered its own when it was imported.
-
-    Raises:
-        ConfigError: for anything else, and as ``register``.
-    """
-    if not isinstance(value, ModuleType):
-        add(value, module, distribution)  # type: ignore[arg-type]  # ``add`` refuses what is no Spec
-
-
 def check_spec(spec: Any) -> None:
-    """Raise unless a mechanism is described well enough to be chosen, explained and built.
-
-    Raises:
-        ConfigError: as ``register``, but for a taken name.
-    """
+    """Raise ConfigError unless a mechanism is described well enough to be chosen, explained and built."""
     if not isinstance(spec, Spec):
         raise ConfigError(f"register takes a Spec, got {spec!r}: Spec(name=..., axis=..., summary=..., build=...)")
     if spec.axis not in TABLES:
@@ -158,11 +135,7 @@ def check_spec(spec: Any) -> None:
 
 
 def check_options(spec: Spec, what: str) -> None:
-    """Raise unless the options are a frozen dataclass of settings that a config can hold.
-
-    Raises:
-        ConfigError: names the option.
-    """
+    """Raise ConfigError unless the options are a frozen dataclass of settings that a config can hold."""
     record: Any = spec.options
     frozen = getattr(getattr(record, "__dataclass_params__", None), "frozen", False)
     if not (isinstance(record, type) and frozen):

@@ -52,11 +52,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def mechanism_of(text: str) -> Any:
-    """Return what ``MODULE:NAME`` names, one in the current folder first.
-
-    Raises:
-        ConfigError: for another text, a module that cannot be imported, and a name that is not in it.
-    """
+    """Return what ``MODULE:NAME`` names, one in the current folder first; ConfigError where it names nothing."""
     module, _, name = text.partition(":")
     if not name:
         raise ConfigError(f"write MODULE:NAME, such as my_mechanisms:SPEC, got {text!r}")

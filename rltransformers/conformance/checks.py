@@ -45,10 +45,8 @@ from rltransformers.core.ranges import Count, check, shown
 
 Status = Literal["passed", "failed", "does not apply"]
 Check = Callable[[PolicyWithMemory], Found]
-LOUD = 1000.0
-"""How much larger numbers are that nobody may see: a leak that is a thousandth of its share shows as well."""
-CLEARLY = 10.0
-"""Something has an effect when outputs change by more than so many times their tolerance."""
+LOUD = 1000.0  # how much larger numbers are that nobody may see: a leak that is a thousandth of its share shows as well
+CLEARLY = 10.0  # something has an effect when outputs change by more than so many times their tolerance
 
 
 @dataclass(frozen=True)
@@ -294,19 +292,14 @@ CHECKS: Mapping[str, Check] = {
 def check_policy(policy: PolicyWithMemory) -> list[Result]:
     """All checks, in their order; a policy whose outputs depend on no earlier step has nothing to check.
 
-    Raises:
-        ConfigError: for an unknown check in ``traits.exempt``, and members that are none of ``PolicyWithMemory``.
+    Raises ConfigError for an unknown check in ``traits.exempt``, and members that are none of ``PolicyWithMemory``.
     """
     check_members(policy)
     return [_result(policy, name) for name in CHECKS]
 
 
 def check_one(policy: PolicyWithMemory, name: str) -> Result:
-    """The result of the check with this name.
-
-    Raises:
-        ConfigError: as ``check_policy``.
-    """
+    """The result of the check with this name; raises as ``check_policy``."""
     check_members(policy)
     return _result(policy, name)
 

@@ -41,8 +41,7 @@ class Inapplicable(Exception):  # noqa: N818  # it is no error
 def tolerance_of(outputs: Tensor) -> float:
     """Of ``outputs``: absolute, and in the units of the largest of them where that is above 1.
 
-    Raises:
-        ConfigError: for numbers of a type whose rounding would hide what is looked for.
+    Raises ConfigError for numbers of a type whose rounding would hide what is looked for.
     """
     if outputs.dtype not in TOLERANCES:
         raise ConfigError(f"outputs must be float32 or float64, got {outputs.dtype}; compute in float32")
@@ -105,11 +104,7 @@ def steps_of(policy: PolicyWithMemory) -> int:
 
 
 def until_refused(policy: PolicyWithMemory, inputs: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B t A"], str]:
-    """Outputs of the steps up to the first that raises, and what it says.
-
-    Raises:
-        ValueError: when it is the first step that raises.
-    """
+    """Outputs of the steps up to the first that raises, and what it says; ValueError when that is the first step."""
     state, outputs, refusal = policy.reset(inputs.shape[0]), [], ""
     first = first_steps(*inputs.shape[:2])
     for t in range(inputs.shape[1]):

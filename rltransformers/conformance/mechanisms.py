@@ -33,10 +33,9 @@ HELD, FAILED, EXEMPT = "held", "failed", "not applicable"
 
 @dataclass(frozen=True)
 class LawResult:
-    """What came out of one law.
+    """What came out of one law, "L1" to "L13".
 
     Attributes:
-        law: "L1" to "L13".
         says: the law in a few words.
         status: "held", "failed" or "not applicable".
         note: how it failed, or why it does not apply.
@@ -52,19 +51,13 @@ class LawResult:
 
 @dataclass(frozen=True)
 class Report:
-    """Results of all laws; ``print`` shows a table.
-
-    Attributes:
-        name: axis and name of the mechanism.
-        results: one per law.
-    """
+    """Results of all laws for a mechanism, by axis and name; ``print`` shows a table."""
 
     name: str
     results: tuple[LawResult, ...]
 
     @property
     def held(self) -> bool:
-        """Whether no law failed."""
         return all(result.status != FAILED for result in self.results)
 
     def failed(self) -> dict[str, str]:
@@ -106,11 +99,9 @@ class Subject:
     note: str = ""
 
     def case(self) -> laws.Case:
-        """Make a backbone with weights of its own and streams for it."""
         return laws.Case.of(laws.perturbed(self.config), tolerance=self.tolerance)
 
     def on_case(self, *functions: Callable[[laws.Case], Any]) -> None:
-        """Hold laws of a case."""
         for function in functions:
             case = self.case()
             function(case)
@@ -289,11 +280,7 @@ def registered(spec: Spec) -> Iterator[None]:
 def smallest(
     spec: Spec, options: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], BackboneConfig]:
-    """Find small settings that accept a mechanism, and the config that they make.
-
-    Raises:
-        ConfigError: none does; with the reason of the last.
-    """
+    """Find small settings that accept a mechanism, and the config that they make; ConfigError where none does."""
     own = dict(settings_of(spec.axis, spec.name, spec.example))
     if options or spec.axis not in own:
         own[spec.axis] = {"name": spec.name, **options}

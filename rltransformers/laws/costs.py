@@ -14,8 +14,7 @@ from rltransformers.core.spec import Feature
 from rltransformers.laws.streams import backbone_of, require
 
 LENGTHS = (256, 1024)
-LINEAR, SQUARED = 1.15, 2.1
-"""Largest exponents of the growth in tokens; rounding up to blocks adds to what is linear."""
+LINEAR, SQUARED = 1.15, 2.1  # largest exponents of the growth in tokens; rounding up to blocks adds to what is linear
 
 
 def _fused_attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record
 from rltransformers.core.spec import Feature
-from rltransformers.laws.streams import EXACT, Case, perturbed, require
+from rltransformers.laws.streams import EXACT, Case, LawError, perturbed, require
 from rltransformers.mixers.interface import Mixed
 
 Reference: TypeAlias = Callable[[Backbone, Tensor], tuple[Tensor, Mapping[str, Tensor] | None]]
@@ -47,9 +47,8 @@ def equals_reference(backbone: Backbone, reference: Reference, tolerance: float 
     weight = torch.randn_like(twin)
     gradients = torch.autograd.grad((y[0] * weight).sum(), wanted, allow_unused=True)
     by_twin = torch.autograd.grad((twin * weight).sum(), wanted, allow_unused=True)
-    for (label, _), gradient, expected in zip(
-        [("x", x), *backbone.named_parameters()], gradients, by_twin, strict=True
-    ):
+    labels = ["x", *(name for name, _ in backbone.named_parameters())]
+    for label, gradient, expected in zip(labels, gradients, by_twin, strict=True):
         value, expect = (torch.zeros(()) if each is None else each for each in (gradient, expected))
         # Gradients of sums over all tokens are up to 100 times larger than outputs.
         error = (value - expect).abs().max() / max(1.0, float(expect.abs().max()))
@@ -57,8 +56,7 @@ def equals_reference(backbone: Backbone, reference: Reference, tolerance: float 
     return case
 
 
-TWIN_AXES = ("mixer", "ff", "residual")
-"""Axes whose mechanisms are modules that a twin can stand in for."""
+TWIN_AXES = ("mixer", "ff", "residual")  # axes whose mechanisms are modules that a twin can stand in for
 
 
 def reference_of(axis: str, twin: Callable[..., Any]) -> Reference:
@@ -146,8 +144,7 @@ def finite_differences(config: BackboneConfig) -> float:
         # may cross the kink of one of some thousand ReLUs, which no wrong gradient survives with three backbones.
         if errors[-1] < 1e-6:
             return errors[-1]
-    require(False, f"gradients differ from finite differences by {min(errors):.1e} of their size")
-    raise AssertionError("require has raised")
+    raise LawError(f"gradients differ from finite differences by {min(errors):.1e} of their size")
 
 
 def gradients_everywhere(config: BackboneConfig) -> None:

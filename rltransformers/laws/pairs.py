@@ -13,8 +13,7 @@ from rltransformers.core.spec import Feature, Spec
 from rltransformers.laws.partners import SIZES, settings_of, sized
 from rltransformers.laws.streams import LawError, backbone_of, require
 
-SETS = 8
-"""Sets of weights that are tried before a mechanism is said to change nothing."""
+SETS = 8  # sets of weights that are tried before a mechanism is said to change nothing
 IDLE = {
     *((axis.name, axis.neutral) for axis in AXES.values()),  # what is there without a choice
     ("memory_kind", "cache"),  # remembers what the plain memory does
@@ -46,11 +45,11 @@ def idle(
 ) -> tuple[bool, bool]:
     """Return whether the first and whether the second of two mechanisms changes nothing beside the other.
 
+    Whether a token halts, weights decide: several sets of weights are tried.
+
     Args:
         both, one, other: settings with both of them, and with each alone.
         outputs: those of mechanisms alone, which many pairs have in common; filled here.
-
-    Whether a token halts, weights decide: several sets of weights are tried.
     """
     unchanged = [True, True]  # without one, without the other
     for seed in range(SETS):
@@ -87,12 +86,8 @@ def partners(spec: Spec) -> Iterator[Spec]:
 def each_acts(spec: Spec, values: Mapping[str, Any]) -> int:
     """L13: beside every mechanism that a config accepts, both ``spec`` and the other one act; returns their number.
 
-    Args:
-        spec: a mechanism.
-        values: the settings that choose it.
-
-    Raises:
-        LawError: names the first pair of which one does not act, or that fails.
+    ``values`` are the settings that choose ``spec``. Raises LawError with the first pair of which one does not act, or
+    that fails.
     """
     own = {spec.axis: values[spec.axis]} if spec.axis in values else dict(values)
     rest = {key: value for key, value in values.items() if key not in own}

@@ -12,7 +12,7 @@ from rltransformers.backbone import Backbone, BackboneConfig, State
 from rltransformers.backbone.state import Tables, part_of, prefixed
 from rltransformers.export.step import check_step, pure_program
 from rltransformers.laws.costs import of_one_layer
-from rltransformers.laws.streams import EXACT, Case, perturbed, require
+from rltransformers.laws.streams import EXACT, Case, LawError, perturbed, require
 
 Tensors = dict[str, Tensor]
 BATCH, MANY, FEW, SOME = 3, 10, 20, 40  # streams of the trace, streams of a run, steps, steps
@@ -55,12 +55,6 @@ def step_of(config: BackboneConfig) -> BackboneStep:
     return BackboneStep(perturbed(of_one_layer(config))).eval()
 
 
-def rounds(step: BackboneStep) -> int:
-    """Count steps in which every ring of the state is written over three times, ``SOME`` at least."""
-    rings = [value.shape[1] for key, value in step.start(1).items() if key.endswith("_ring")]
-    return max([SOME, *(3 * slots for slots in rings)])
-
-
 def taken(step: BackboneStep, function: Callable[..., Any], streams: int, steps: int) -> tuple[list[Tensor], Tensors]:
     """Return outputs of many steps and the last state; every form of a step gets the same tokens and resets."""
     generator, state = torch.Generator().manual_seed(1), step.start(streams)
@@ -88,7 +82,8 @@ def exported_equals_eager(
     read = pure_program(step, inputs, state, dynamic=False, strict=True).module() if strict else None
     check_step(step, inputs, state)
     case = Case(step.backbone, inputs["x"], inputs["reset"], tolerance)
-    steps = steps or rounds(step)
+    rings = [value.shape[1] for key, value in state.items() if key.endswith("_ring")]
+    steps = steps or max([SOME, *(3 * slots for slots in rings)])  # every ring is written over three times
     before, after = taken(step, step, MANY, steps)
     outputs, last = taken(step, program, MANY, steps)
     for mine, theirs in zip(before, outputs, strict=True):
@@ -127,8 +122,7 @@ def no_tensors_from_numbers(step: BackboneStep) -> None:
     inputs, state = step.draw(BATCH, torch.Generator().manual_seed(0)), step.start()
 
     def refuse(*arguments: object, **keywords: object) -> Tensor:
-        require(False, "a step makes a tensor from numbers; register it as a buffer when the module is built")
-        raise AssertionError("require has raised")
+        raise LawError("a step makes a tensor from numbers; register it as a buffer when the module is built")
 
     with torch.inference_mode(), ExitStack() as stack:
         for place, name in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")):

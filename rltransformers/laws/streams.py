@@ -67,14 +67,13 @@ def backbone_of(config: BackboneConfig) -> Backbone:
 
 @dataclass
 class Case:
-    """A backbone and the streams it is tried on.
+    """A backbone in evaluation mode and the streams it is tried on.
 
     Attributes:
-        backbone: in evaluation mode.
         x: tokens [B, T, D].
         reset: True at the first token of an episode [B, T].
         tolerance: allowed difference, relative to numbers of size 1.
-        difference: the largest one so far, relative to numbers of size 1.
+        difference: the largest one so far.
     """
 
     backbone: Backbone
@@ -118,8 +117,7 @@ class Case:
     def close_states(self, value: State, expected: State, newest: bool = False) -> None:
         """Compare all tensors of two states; of rings what lies in the window, wherever the clocks stand.
 
-        Args:
-            newest: compare only rows where a later token could look: those of the newest episode.
+        With ``newest`` compare only rows where a later token could look: those of the newest episode.
         """
         value, expected = (self.backbone.in_order(state) if state.acts else state for state in (value, expected))
         require(value.tensors.keys() == expected.tensors.keys(), "two states of one backbone have other tensors")

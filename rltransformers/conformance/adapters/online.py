@@ -15,6 +15,7 @@ from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLVMPO
 from rltransformers.algorithms.dqn import double_q_values
 from rltransformers.conformance.adapters.rollouts import (
     DISCOUNT,
+    OBSERVATION,
     ROLLOUT,
     Recorder,
     bootstraps,
@@ -24,7 +25,6 @@ from rltransformers.conformance.adapters.rollouts import (
     next_values,
     shaken,
 )
-from rltransformers.conformance.environment import OBSERVATION
 from rltransformers.conformance.protocol import Bootstrap, Traits
 from rltransformers.data.replay import Window
 from rltransformers.data.rollout import Segment

@@ -1,4 +1,4 @@
-"""Record of an algorithm of Stable-Baselines3 while it collected, so that its bootstraps can be computed again.
+"""Episodes that limits cut, and a record of who collected them, so that its bootstraps can be computed again.
 
 Axes: E environments, T steps of all rollouts together.
 """
@@ -7,19 +7,47 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
-from rltransformers.conformance.environment import Limited
 from rltransformers.conformance.protocol import Bootstrap
 
 LIMITS = (11, 40, 17)
 """Steps of the episodes of the environments: limits in the middle of rollouts, and one that spans a whole one."""
 ROLLOUT = 24
 DISCOUNT = 0.9
+OBSERVATION, ACTIONS = 3, 3  # numbers of an observation, and actions to choose from
+
+
+class Limited(gym.Env[np.ndarray, np.int64]):
+    """Observes normal noise that follows from the seed; every episode is cut by a limit after ``length`` steps.
+
+    Rewards are the number of the action.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (OBSERVATION,), np.float32)
+        self.action_space = spaces.Discrete(ACTIONS)
+        self.length, self.t = length, 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observe(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self._observe(), float(action), False, self.t == self.length, {}
+
+    def _observe(self) -> np.ndarray:
+        return self.np_random.normal(size=OBSERVATION).astype(np.float32)
 
 
 def limited(lengths: tuple[int, ...] = LIMITS) -> VecEnv:
@@ -61,8 +89,7 @@ class Recorder(BaseCallback):
     def inputs(self, row: int, step: int, last: np.ndarray | None = None) -> Tensor:
         """[T, 5] of the episode that runs at ``step``, up to what came of it: observation, previous action and reward.
 
-        Args:
-            last: the observation after ``step``; None for the one that the next step saw.
+        ``last`` is the observation after ``step``; None for the one that the next step saw.
         """
         begin = self.beginning(row, step)
         seen = [self.observations[t][row] for t in range(begin, step + 1)]
@@ -96,8 +123,7 @@ def bootstraps(
 ) -> list[Bootstrap]:
     """Every cut of the newest rollout; ``values`` [E, T] are what the learner used after each of its steps.
 
-    Args:
-        fitting: the inputs [T, D] of the policy from those of the recorder.
+    ``fitting`` makes the inputs [T, D] of the policy from those of the recorder.
     """
     found, steps = [], values.shape[1]
     offset = len(recorder.dones) - steps

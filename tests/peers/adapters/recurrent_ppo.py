@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rltransformers.conformance.adapters.rollouts import (
     DISCOUNT,
+    OBSERVATION,
     ROLLOUT,
     bootstraps,
     collected,
@@ -20,7 +21,6 @@ from rltransformers.conformance.adapters.rollouts import (
     next_values,
     shaken,
 )
-from rltransformers.conformance.environment import OBSERVATION
 from rltransformers.conformance.protocol import Bootstrap, Traits
 
 HIDDEN = 16

@@ -13,8 +13,7 @@ from torchrl.modules import DecisionTransformerInferenceWrapper, DTActor, LSTMMo
 from torchrl.objectives.value import GAE
 
 from rltransformers.conformance.adapters import sequences
-from rltransformers.conformance.adapters.rollouts import DISCOUNT, LIMITS, ROLLOUT, shaken
-from rltransformers.conformance.environment import Limited
+from rltransformers.conformance.adapters.rollouts import DISCOUNT, LIMITS, ROLLOUT, Limited, shaken
 from rltransformers.conformance.protocol import Bootstrap, Traits
 from tests.peers.adapters.recomputing import EXEMPT, Recomputing
 
