@@ -68,7 +68,6 @@ class RunAgent(ABC):
 
     @property
     def goes_on(self) -> bool:
-        """Whether training is to be done."""
         return self.steps_done < self.config.steps
 
     def check_lengths(self, before: ExperimentConfig, run: str) -> None:

@@ -115,7 +115,6 @@ def _weighted(text: str) -> tuple[float, str]:
 
 
 def _others(space: Space, drop: Sequence[int]) -> list[int]:
-    """The indices of a vector observation that are not dropped."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
         raise ConfigError(f"--drop-indices needs a vector observation (Box of one axis), got {space}")
     size = space.shape[0]

@@ -29,23 +29,14 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Order:
-    """A process of Python.
+    """A process of Python. Missing folders are made."""
 
-    Attributes:
-        words: arguments of the interpreter.
-        text: its standard input, which stays open: when it ends, whoever ordered is gone.
-        log: receives what it prints; folders above are made.
-        results: files that it leaves and that whoever ordered reads.
-        environment: variables besides those of this process.
-        folder: that it runs in; made where it is missing.
-    """
-
-    words: tuple[str, ...]
-    text: str
-    log: Path
-    results: tuple[Path, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    folder: Path = field(default_factory=Path.cwd)
+    words: tuple[str, ...]  # arguments of the interpreter
+    text: str  # its standard input, which stays open: when it ends, whoever ordered is gone
+    log: Path  # receives what it prints
+    results: tuple[Path, ...] = ()  # files that it leaves and that whoever ordered reads
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables besides those of this process
+    folder: Path = field(default_factory=Path.cwd)  # that it runs in
 
 
 class Job(Protocol):
@@ -277,10 +268,7 @@ class Lines:
 
 
 def knock(address: str) -> None:
-    """Open a connection to "host:port" or "ray://host:port" and close it; Ray itself would try for minutes.
-
-    Raises OSError where nothing listens, ValueError for what is no address.
-    """
+    """Open a connection to "host:port" or "ray://host:port" and close it; Ray itself would try for minutes."""
     parts = urlsplit(address if "://" in address else f"ray://{address}")
     if parts.hostname is None or parts.port is None:
         raise ValueError('an address is "auto", "host:port" or "ray://host:port"')

@@ -1,7 +1,6 @@
 """What the command line says about mechanisms and settings: entries of its catalogue, as JSON values.
 
-``docs/_tools/update_docs.py`` writes those of this package to ``catalogue.json``; those of registered mechanisms are
-made when they are asked for.
+Those of this package stand in ``catalogue.json``, those of registered mechanisms are made when they are asked for.
 """
 
 import dataclasses
@@ -89,7 +88,6 @@ def plain_default(value: Any) -> str:
 
 
 def _names(hint: Any) -> list[Any]:
-    """The values that completion can offer."""
     if hint is bool:
         return [True, False]
     if get_origin(hint) is Literal:

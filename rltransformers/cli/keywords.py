@@ -67,10 +67,7 @@ def policy_hints(agent: AgentName) -> dict[str, Any]:
 
 
 def check_config(config: ExperimentConfig, new: bool = True) -> None:
-    """Raise ConfigError unless a config can work as far as that shows without its environment and its data.
-
-    Without ``new`` the backbone is made of a checkpoint, and only values by themselves are checked.
-    """
+    """Raise ConfigError unless a config can work as far as it shows; without ``new`` only values by themselves."""
     check_keywords(config.agent, config.algorithm, config.policy)
     if config.algorithm.get("mode") == "bc" and config.evaluation.target_returns:
         raise ConfigError("algorithm.mode bc has no target return: set evaluation.target_returns to []")

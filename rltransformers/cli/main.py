@@ -73,8 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _way_out(word: str, parser: "CommandLine") -> str:
-    """What to type where ``word`` stands in place of a command."""
+def _way_out(word: str, parser: Parser) -> str:
     from rltransformers.cli.configs import environment_named, packaged_configs
 
     if env_id := environment_named(word):
@@ -95,15 +94,9 @@ def _silence() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class CommandLine(Parser):
-    """The parser of the whole command line; ``commands`` holds that of every command by name."""
-
-    commands: dict[str, Parser]
-
-
-def build_parser() -> CommandLine:
+def build_parser() -> Parser:
     """All commands with their help."""
-    parser = CommandLine(
+    parser = Parser(
         prog="rltransformers",
         description="Train and evaluate transformers for sequential decisions: GTrXL policies, Decision Transformers.",
         epilog="`rltransformers COMMAND --help` explains a command and shows an example.",

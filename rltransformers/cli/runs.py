@@ -16,7 +16,7 @@ from stable_baselines3.common.logger import Logger
 
 from rltransformers.agents import DecisionTransformer, load_agent
 from rltransformers.cli.agents import RunAgent, build_agent, checkpoint_step
-from rltransformers.cli.trust import import_modules, not_typed, programs, require_trust, trust_flag
+from rltransformers.cli.trust import import_modules, not_typed, programs, require_trust
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import naming
 from rltransformers.core.signals import Stopped, signals_to
@@ -213,7 +213,7 @@ def _run(
             if sharing.is_leader:
                 folder.write_final(results)
     except KeyboardInterrupt as interruption:
-        flag = trust_flag(programs(config, folder.last))
+        flag = " --trust" if programs(config, folder.last) else ""
         path = shlex.quote(str(folder.path))
         kept = ""
         if config.train.restart_every is not None:

@@ -1,8 +1,7 @@
 """Every setting of a run by its dotted key: what it takes, its default, and the right key for a wrong one.
 
-It is read from ``catalogue.json``, which ``docs/_tools/update_docs.py`` writes from annotations and docstrings, so that
-help, suggestions and the completion of a shell need neither torch nor Stable-Baselines3. Registered mechanisms of other
-packages are added to it.
+It is read from ``catalogue.json`` (``docs/_tools/update_docs.py`` writes it), so that help, suggestions and completion
+need neither torch nor Stable-Baselines3. Registered mechanisms of other packages are added to it.
 """
 
 import difflib
@@ -34,25 +33,15 @@ SET_ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting.
+    """One setting."""
 
-    Attributes:
-        key: with dots, as "algorithm.gamma".
-        accepts: type and range in words.
-        default: as YAML; "required" where there is none.
-        says: what it does, first in one sentence.
-        agents: those that have it; empty: all of them.
-        of: the mechanism that has it as an option; empty: it is none.
-        names: values that it can have, where these have names.
-    """
-
-    key: str
-    accepts: str
-    default: str
-    says: str
-    agents: tuple[str, ...] = ()
-    of: str = ""
-    names: tuple[str, ...] = ()
+    key: str  # with dots, as "algorithm.gamma"
+    accepts: str  # type and range in words
+    default: str  # as YAML; "required" where there is none
+    says: str  # what it does, first in one sentence
+    agents: tuple[str, ...] = ()  # those that have it; empty: all of them
+    of: str = ""  # the mechanism that has it as an option; empty: it is none
+    names: tuple[str, ...] = ()  # values that it can have, where these have names
 
 
 def catalogue() -> dict[str, Any]:
@@ -101,10 +90,7 @@ def _settings(registered: frozenset[tuple[str, str]]) -> tuple[Setting, ...]:
 
 
 def find_settings(prefix: str = "", agent: str | None = None) -> list[Setting]:
-    """The settings whose key begins with ``prefix``, and that ``agent`` has where one is given.
-
-    Raises ConfigError for an unknown agent, and when there is none; with the closest keys.
-    """
+    """The settings whose key begins with ``prefix``, of ``agent`` where one is given; ConfigError for none."""
     agents = catalogue()["agents"]
     if agent is not None and agent not in agents:
         raise ConfigError(f"unknown agent {agent!r}; {did_you_mean(agent, agents)}")

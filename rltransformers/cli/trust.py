@@ -1,8 +1,6 @@
-"""Programs in a config or a run folder, and the consent that running them needs.
+"""Programs that a config or a run folder names (modules, pickles), and the consent that running them needs.
 
-A config, a dataset and a checkpoint of this package are data. They can name programs, though: modules to import and
-files of Stable-Baselines3, which are pickles. What somebody types on the command line is his own word; what stands in
-a file may be a stranger's.
+What somebody types on the command line is his own word; what stands in a file may be a stranger's.
 """
 
 import os
@@ -16,7 +14,7 @@ from rltransformers.core.errors import ConfigError, error_line
 from rltransformers.core.files import is_pickle
 from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import check
-from rltransformers.training.runs.experiment import AgentName, DatasetConfig, ExperimentConfig
+from rltransformers.training.runs.experiment import AgentName, ExperimentConfig
 
 _DATA_BEHAVIORS = ("random", "checkpoint", "export")
 _ALLOWED: set[str] = set()  # effects that somebody typed, or said yes to, in this process
@@ -37,8 +35,11 @@ def programs(config: ExperimentConfig, checkpoint: Path | None = None, training:
     """
     foreign = import_programs(config.imports)
     foreign += environment_programs(config.environment.id, config.environment.wrappers)
-    if training and config.dataset is not None:
-        foreign += dataset_programs(config.dataset)
+    dataset = config.dataset if training else None
+    if dataset is not None and dataset.id is not None and is_pickle(dataset.id):
+        foreign.append(Program("dataset.id", f"dataset.id {dataset.id!r} is a pickle, which runs code when it is read"))
+    if dataset is not None and dataset.collect is not None:
+        foreign += behavior_programs(dataset.collect.behaviors, "dataset.collect.behaviors")
     if checkpoint is not None and config.agent is AgentName.RECURRENT_PPO:
         foreign.append(Program("", f"{checkpoint} is a pickle of Stable-Baselines3 that runs code when it is loaded"))
     return foreign
@@ -57,10 +58,7 @@ def import_typed(modules: Sequence[str]) -> None:
 
 
 def import_modules(modules: Any, source: str, trust: bool) -> None:
-    """Import the modules that ``imports`` of the file ``source`` names, which register mechanisms.
-
-    Raises ConfigError for what is no list of modules, without consent as ``require_trust``, or when an import fails.
-    """
+    """Import the modules that ``imports`` of the file ``source`` names; raise ConfigError as ``require_trust``."""
     names = check(modules, list[str], "imports")
     require_trust(import_programs(names), source, trust)
     for name in names:
@@ -68,16 +66,6 @@ def import_modules(modules: Any, source: str, trust: bool) -> None:
             import_module(name)
         except Exception as error:  # somebody else's module may raise anything
             raise ConfigError(f"imports: the module {name!r} cannot be imported: {error_line(error)}") from error
-
-
-def dataset_programs(dataset: DatasetConfig) -> list[Program]:
-    """Pickles that a dataset is read from, and what its behaviors load."""
-    place, foreign = "dataset.id", []
-    if dataset.id is not None and is_pickle(dataset.id):
-        foreign.append(Program(place, f"{place} {dataset.id!r} is a pickle, which runs code when it is read"))
-    if dataset.collect is not None:
-        foreign += behavior_programs(dataset.collect.behaviors, "dataset.collect.behaviors")
-    return foreign
 
 
 def environment_programs(env_id: str, wrappers: Sequence[Any] = ()) -> list[Program]:
@@ -124,10 +112,7 @@ def not_typed(foreign: Sequence[Program], overrides: Sequence[tuple[str, str]]) 
 
 
 def require_trust(foreign: Sequence[Program], source: str | os.PathLike[str], trust: bool) -> None:
-    """Return when nothing would run that was not allowed before, with ``trust``, or after a yes on the terminal.
-
-    Raises ConfigError otherwise; names the file and everything it would run.
-    """
+    """Raise ConfigError for programs that nobody allowed: not before, not by ``trust``, not now on the terminal."""
     foreign = [each for each in foreign if each.effect not in _ALLOWED]
     if trust or not foreign:
         return
@@ -138,8 +123,3 @@ def require_trust(foreign: Sequence[Program], source: str | os.PathLike[str], tr
             _ALLOWED.update(each.effect for each in foreign)
             return
     raise ConfigError(f"{warning}; if you trust that, add --trust (from Python: trust=True)")
-
-
-def trust_flag(foreign: Sequence[Program]) -> str:
-    """Flags that a printed command needs to run these."""
-    return " --trust" if foreign else ""

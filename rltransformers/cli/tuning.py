@@ -52,7 +52,6 @@ def tune(
 
 @contextmanager
 def _naming_damage(optuna: Any, database: Path) -> Iterator[None]:
-    """Errors of the database in the block name its file and a way out."""
     from sqlalchemy.exc import SQLAlchemyError  # comes with Optuna
 
     try:
@@ -101,7 +100,6 @@ class _Attempt:
     trial: Any
     report: Report
     log: Path
-    evaluations_seen: int = 0
     pruned: bool = False
     twins: list[Any] = field(default_factory=list)
 
@@ -127,10 +125,7 @@ class _Trials:
         return [each for each in trials if each.state in ended or "refused" in each.user_attrs]
 
     def go_on(self, trials: int, engine: Engine, jobs: int) -> None:
-        """Train until ``trials`` have ended, ``jobs`` at a time; one whose process fails is refused.
-
-        Trials that run when a signal stops the study begin anew when it goes on.
-        """
+        """Train until ``trials`` have ended, ``jobs`` at a time; those that a signal stops begin anew later."""
         if not self.every:
             runs.say("evaluation.every is 0: without evaluations on the way no trial is stopped early")
         try:
@@ -184,10 +179,8 @@ class _Trials:
     def _listen(self, number: int, job: Job) -> None:
         """Stop a trial early when its evaluations say so, also where it came to its end before anybody looked."""
         attempt = self.attempts[number]
-        attempt.report.read()
-        evaluations = attempt.report.evaluations
-        new, attempt.evaluations_seen = evaluations[attempt.evaluations_seen :], len(evaluations)
-        for step, value in new if self.every and not attempt.pruned else ():
+        evaluations = attempt.report.read()
+        for step, value in evaluations if self.every and not attempt.pruned else ():
             # Agents pass evaluation.every in strides of their own; trials are compared by how often they passed it.
             attempt.trial.report(value, step // self.every)
             if attempt.trial.should_prune():
@@ -247,7 +240,6 @@ class _Trials:
         return best
 
     def summary(self) -> dict[str, Any]:
-        """The best trial, all trials and the path of the best config, which is written anew."""
         best, trials = self.write_best(), {}
         for trial in self.past_trials():
             facts = {name: trial.user_attrs.get(name) for name in ("settings", "run", "refused")}

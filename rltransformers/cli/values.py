@@ -1,7 +1,4 @@
-"""Types, ranges and names of the settings of agent, policy and backbone, checked before torch is imported.
-
-What annotations say stands in ``catalogue.json``, too. What settings mean together is checked where they are read.
-"""
+"""Types, ranges and names of the settings of agent, policy and backbone, checked before torch is imported."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence

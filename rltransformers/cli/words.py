@@ -29,7 +29,12 @@ class Once(argparse._StoreAction):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our errors: one line, without the usage in front; an option that does not repeat is given once."""
+    """argparse with our errors: one line, without the usage in front; an option that does not repeat is given once.
+
+    ``commands`` are the parsers below that of the whole command line, by name.
+    """
+
+    commands: dict[str, "Parser"]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

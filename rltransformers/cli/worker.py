@@ -1,8 +1,8 @@
 """One run in a process of its own, ``python -m rltransformers.cli.worker``, as ``train --seeds`` and ``tune`` order it.
 
-The order is the first line of standard input. When the input ends, whoever ordered is gone, and the run stops as for a
-signal, behind a checkpoint. What it has to tell stands in its report, a JSON object per line: ``step`` and
-``score`` of an evaluation, and in the end ``run`` and ``results``, or why it was ``refused``.
+The order is the first line of standard input; when the input ends, the run stops as for a signal. Its report is a JSON
+object per line: ``step`` and ``score`` of an evaluation, and in the end ``run`` and ``results``, or why it was
+``refused``.
 """
 
 import json
@@ -37,22 +37,24 @@ def order_of(config: ExperimentConfig, name: str) -> Order:
 
 
 class Report:
-    """Messages of a run so far: step and score of its ``evaluations``; its ``outcome``, empty before the end."""
+    """Messages of a run so far; its ``outcome`` is empty before the end."""
 
     def __init__(self, order: Order) -> None:
         (self.path,) = order.results
         self.path.unlink(missing_ok=True)  # of an earlier run
         self._lines = Lines(self.path)
-        self.evaluations: list[tuple[int, float]] = []
         self.outcome: dict[str, Any] = {}
 
-    def read(self) -> None:
+    def read(self) -> list[tuple[int, float]]:
+        """Step and score of the evaluations since the last call."""
+        evaluations = []
         for line in self._lines.new():
             message = json.loads(line)
             if "step" in message:
-                self.evaluations.append((message["step"], message["score"]))
+                evaluations.append((message["step"], message["score"]))
             else:
                 self.outcome = message
+        return evaluations
 
     def close(self) -> dict[str, Any]:
         """The outcome; the file goes."""

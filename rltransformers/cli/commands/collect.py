@@ -34,24 +34,21 @@ Several behaviors make a mixture; =WEIGHT behind one sets its share of the steps
       --dataset hopper/mixture-v0 --num-envs 8
 """,
     )
-    parser.add_argument("--env", required=True, metavar="ID", help="Gymnasium id")
-    parser.add_argument(
-        "--env-kwargs", default="{}", metavar="JSON", help='keywords of the environment, as {"delay": 16}'
-    )
-    parser.add_argument(
+    argument = parser.add_argument
+    argument("--env", required=True, metavar="ID", help="Gymnasium id")
+    argument("--env-kwargs", default="{}", metavar="JSON", help='keywords of the environment, as {"delay": 16}')
+    argument(
         "--behavior", action="append", required=True, metavar="SPEC[=WEIGHT]", help="who acts; repeat for a mixture"
     )
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--steps", type=flag(Steps), metavar="N", help="steps; running episodes are finished")
     length.add_argument("--episodes", type=flag(Episodes), metavar="N", help="episodes, exactly that many")
-    parser.add_argument("--dataset", required=True, metavar="NAME-vN", help="id of the new Minari dataset")
-    parser.add_argument(
-        "--num-envs", type=flag(Environments), default=8, metavar="N", help="environments at once (default: 8)"
-    )
-    parser.add_argument("--seed", type=flag(Seed), default=0, help="same seed, same dataset (default: 0)")
+    argument("--dataset", required=True, metavar="NAME-vN", help="id of the new Minari dataset")
+    argument("--num-envs", type=flag(Environments), default=8, metavar="N", help="environments at once (default: 8)")
+    argument("--seed", type=flag(Seed), default=0, help="same seed, same dataset (default: 0)")
     add_threads(parser, "1, or OMP_NUM_THREADS where it is set")
-    parser.add_argument("--deterministic", action="store_true", help="most likely actions in place of sampled ones")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset of that id")
+    argument("--deterministic", action="store_true", help="most likely actions in place of sampled ones")
+    argument("--overwrite", action="store_true", help="replace an existing dataset of that id")
     part = parser.add_mutually_exclusive_group()
     part.add_argument(
         "--keep-indices", type=flag(WholeNumber), nargs="+", metavar="I", help="record only these observation entries"
@@ -59,7 +56,7 @@ Several behaviors make a mixture; =WEIGHT behind one sets its share of the steps
     part.add_argument(
         "--drop-indices", type=flag(WholeNumber), nargs="+", metavar="I", help="record all but these entries"
     )
-    parser.add_argument("--json", action="store_true", help="print what was recorded as JSON")
+    argument("--json", action="store_true", help="print what was recorded as JSON")
     parser.set_defaults(run=run)
 
 

@@ -28,11 +28,12 @@ bootstrap interval over episodes, episode length, and success rate and normalize
   rltransformers evaluate runs/gtrxl_cartpole_masked-seed0 --episodes 3 --video videos --videos 3
 """,
     )
-    parser.add_argument("folder", metavar="RUN", help="run folder")
-    parser.add_argument(
+    argument = parser.add_argument
+    argument("folder", metavar="RUN", help="run folder")
+    argument(
         "--episodes", type=flag(Episodes), metavar="N", help="episodes, per target return (default: of the config)"
     )
-    parser.add_argument(
+    argument(
         "--target-return",
         type=flag(float),
         action="append",
@@ -40,52 +41,48 @@ bootstrap interval over episodes, episode length, and success rate and normalize
         metavar="R",
         help="return a Decision Transformer is asked for; repeat for several (default: of the config)",
     )
-    parser.add_argument(
-        "--seed", type=flag(Seed), help="from which the seeds of the episodes follow (default: of the config)"
-    )
-    parser.add_argument(
+    argument("--seed", type=flag(Seed), help="from which the seeds of the episodes follow (default: of the config)")
+    argument(
         "--env",
         metavar="ID",
         help="another environment with the same observations and actions, with the keywords of --env-kwargs alone "
         "(default: that of training)",
     )
-    parser.add_argument(
+    argument(
         "--env-kwargs",
         default="{}",
         metavar="JSON",
         help="keywords of the environment to change for this evaluation; with --env all of them",
     )
-    parser.add_argument(
+    argument(
         "--longest-episode",
         type=flag(Count),
         metavar="N",
         help="steps after which an episode that goes on is an error (default: of the config, else 200000)",
     )
-    parser.add_argument(
+    argument(
         "--checkpoint",
         choices=("last", "best"),
         default="last",
         help="which weights (default: last; best was chosen by its evaluations, which flatters it)",
     )
-    parser.add_argument(
+    argument(
         "--acting", choices=("eager", "compiled"), help="how steps are computed (default: as the agent was trained)"
     )
     add_threads(parser, "of the config, else 1, or OMP_NUM_THREADS where it is set")
-    parser.add_argument("--sample", action="store_true", help="sample actions instead of taking the most likely ones")
-    parser.add_argument(
+    argument("--sample", action="store_true", help="sample actions instead of taking the most likely ones")
+    argument(
         "--plot",
         action="append",
         choices=("target", "lookback"),
         default=[],
         help="write a picture into RUN: return against target return, or how far back attention looks; repeatable",
     )
-    parser.add_argument(
+    argument(
         "--video", metavar="FOLDER", help="write videos (mp4) of the first episodes there, which are played one by one"
     )
-    parser.add_argument(
-        "--videos", type=flag(Episodes), metavar="N", help="episodes in --video, per target return (default: 1)"
-    )
-    parser.add_argument("--json", action="store_true", help="print all episodes and the summary as JSON")
+    argument("--videos", type=flag(Episodes), metavar="N", help="episodes in --video, per target return (default: 1)")
+    argument("--json", action="store_true", help="print all episodes and the summary as JSON")
     add_trust(parser)
     parser.set_defaults(run=run)
 

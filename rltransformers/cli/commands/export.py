@@ -21,21 +21,16 @@ to act with one: docs/online.md, docs/offline.md, examples/act_with_onnx.py.
   rltransformers export runs/gtrxl_cue_recall-seed0/best.zip --format pt2 --batch 1 --output policy.pt2
 """,
     )
-    parser.add_argument("run_or_checkpoint", metavar="RUN", help="run folder or checkpoint")
-    parser.add_argument(
-        "--format", choices=("pt2", "onnx"), required=True, help="pt2: for torch; onnx: for any ONNX runtime"
-    )
-    parser.add_argument(
-        "--batch", type=flag(Count), metavar="N", help="environments that the file is for (default: any number)"
-    )
-    parser.add_argument(
+    argument = parser.add_argument
+    argument("run_or_checkpoint", metavar="RUN", help="run folder or checkpoint")
+    argument("--format", choices=("pt2", "onnx"), required=True, help="pt2: for torch; onnx: for any ONNX runtime")
+    argument("--batch", type=flag(Count), metavar="N", help="environments that the file is for (default: any number)")
+    argument(
         "--acting-mode",
         choices=("refresh", "banded"),
         help="of a Decision Transformer: what happens when an episode outgrows the context (default: as in training)",
     )
-    parser.add_argument(
-        "--output", metavar="PATH", help="file to write (default: beside the checkpoint, with another ending)"
-    )
+    argument("--output", metavar="PATH", help="file to write (default: beside the checkpoint, with another ending)")
     parser.set_defaults(run=run)
 
 

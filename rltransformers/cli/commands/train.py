@@ -62,15 +62,16 @@ Several processes train one agent under torchrun, each with its part of environm
   torchrun --nproc-per-node 4 -m rltransformers train gtrxl_cue_recall
 """,
     )
+    argument = parser.add_argument
     add_config(parser)
-    parser.add_argument("--resume", metavar="RUN", help="run folder to go on with, in place of CONFIG")
-    parser.add_argument("--name", help="name of the run folder in place of <config>-seed<seed>")
-    parser.add_argument(
+    argument("--resume", metavar="RUN", help="run folder to go on with, in place of CONFIG")
+    argument("--name", help="name of the run folder in place of <config>-seed<seed>")
+    argument(
         "--seeds", type=flag(Count), metavar="N", help="train with N seeds, from the config's on, and compare the runs"
     )
     add_engine(parser, "with --seeds: ", "runs")
-    parser.add_argument("--verbose", action="store_true", help="print every logged metric in place of a progress bar")
-    parser.add_argument("--json", action="store_true", help="print the final evaluation as JSON")
+    argument("--verbose", action="store_true", help="print every logged metric in place of a progress bar")
+    argument("--json", action="store_true", help="print the final evaluation as JSON")
     add_trust(parser)
     parser.set_defaults(run=run)
 
@@ -114,8 +115,9 @@ def run(arguments: argparse.Namespace) -> None:
     if folder.learning_curve.is_file():
         print(f"learning curve  {folder.learning_curve}")
     print(f"evaluation      {folder.evaluation}")
-    flag = trust.trust_flag(trust.programs(read_experiment(folder.config), folder.last, training=False))
-    print(f"evaluate again  rltransformers evaluate {shlex.quote(str(folder.path))} --episodes 100{flag}")
+    foreign = trust.programs(read_experiment(folder.config), folder.last, training=False)
+    trusted = " --trust" if foreign else ""
+    print(f"evaluate again  rltransformers evaluate {shlex.quote(str(folder.path))} --episodes 100{trusted}")
 
 
 def _check(arguments: argparse.Namespace, names: list[str]) -> None:

@@ -34,16 +34,15 @@ study: the same command goes on with it, a larger --trials makes it longer. runs
 of the best trial. Needs pip install 'rltransformers[tune]'.
 """,
     )
+    argument = parser.add_argument
     add_config(parser)
-    parser.add_argument(
+    argument(
         "--search", action="append", default=[], metavar="KEY=VALUES", help="a setting and what it may be; repeatable"
     )
-    parser.add_argument(
-        "--trials", type=flag(Count), metavar="N", help="trials in all (default: of the config, else 20)"
-    )
+    argument("--trials", type=flag(Count), metavar="N", help="trials in all (default: of the config, else 20)")
     add_engine(parser, "", "trials")
-    parser.add_argument("--name", help="name of the folder in place of <config>-tune")
-    parser.add_argument("--json", action="store_true", help="print the best trial and all others as JSON")
+    argument("--name", help="name of the folder in place of <config>-tune")
+    argument("--json", action="store_true", help="print the best trial and all others as JSON")
     add_trust(parser)
     parser.set_defaults(run=run)
 
@@ -88,5 +87,5 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"its config   {summary['config']}")
     foreign = trust.programs(read_experiment(summary["config"]))
     own_words = not trust.not_typed(foreign, [*typed, *searched.items()])  # nobody is told to trust what others wrote
-    trusted = trust.trust_flag(foreign) if own_words else ""
+    trusted = " --trust" if foreign and own_words else ""
     print(f"train again  rltransformers train {shlex.quote(summary['config'])} --seeds 5{trusted}")
