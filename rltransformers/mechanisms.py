@@ -1,8 +1,7 @@
 """Everything that a mechanism of another package needs: ``register``, its record, and the classes it is made from.
 
-A mechanism is a ``Spec``: a name, the axis it belongs to, a summary, and the class that it builds. ``register`` adds
-it to the choices of every config, of both kinds of agent. docs/tutorials/own_mechanism.md shows one from start to end;
-``rltransformers.conformance.check_mechanism`` holds the laws of the library against it.
+docs/tutorials/own_mechanism.md shows one from start to end; ``rltransformers.conformance.check_mechanism`` holds the
+laws of the library against it.
 """
 
 import dataclasses

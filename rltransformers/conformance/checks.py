@@ -1,7 +1,6 @@
 """The checks. Each compares two ways to compute the same outputs, and says how far they are apart, and where.
 
-Steps are taken one at a time with ``step`` from a fresh state; B = 3 rows hold different numbers. A check passes when
-no output differs by more than the tolerance. Axes as in ``protocol``.
+Steps are taken one at a time with ``step`` from a fresh state; B = 3 rows hold different numbers.
 """
 
 import tempfile
@@ -14,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rltransformers.conformance import protocol
 from rltransformers.conformance.comparing import (
     BEFORE,
     ROWS,
@@ -29,17 +29,7 @@ from rltransformers.conformance.comparing import (
     until_refused,
     worst,
 )
-from rltransformers.conformance.protocol import (
-    Bootstraps,
-    Pads,
-    PolicyWithMemory,
-    Ratios,
-    Renews,
-    Resumes,
-    Saves,
-    Traits,
-    Windows,
-)
+from rltransformers.conformance.protocol import PolicyWithMemory, Traits
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import Count, check, shown
 
@@ -128,7 +118,7 @@ def no_look_ahead(policy: PolicyWithMemory) -> Found:
 
 def padding_does_not_matter(policy: PolicyWithMemory) -> Found:
     """Neither the amount of padding nor what stands in it changes an output."""
-    if not isinstance(policy, Pads):
+    if not isinstance(policy, protocol.Pads):
         raise Inapplicable("its segments hold no padding")
     if policy.padding not in ("left", "right"):
         raise ConfigError(f"padding must be 'left' or 'right', got {shown(policy.padding)}")
@@ -159,7 +149,7 @@ def changed_weights_take_effect(policy: PolicyWithMemory) -> Found:
     (_, state), (_, remembered) = (stepped(policy, inputs[:, :steps]) for _ in range(2))
     before = stepped(policy, inputs)[0][:, steps]
     with other_weights(policy):
-        if isinstance(policy, Renews):
+        if isinstance(policy, protocol.Renews):
             state = policy.renew(state)
         found = policy.step(inputs[:, steps], no, state)[0]
         if traits.continues:
@@ -199,7 +189,7 @@ def positions_are_contiguous(policy: PolicyWithMemory) -> Found:
         raise Inapplicable("nothing fills up: a recurrent state has no positions")
     inputs = numbers(policy, 3 * full + 5)
     acted, refusal = until_refused(policy, inputs)
-    if isinstance(policy, Windows):
+    if isinstance(policy, protocol.Windows):
         found = against_windows(policy, inputs, acted)
     else:
         taken = acted.shape[1]
@@ -210,7 +200,7 @@ def positions_are_contiguous(policy: PolicyWithMemory) -> Found:
     return found._replace(remark=f"from step {acted.shape[1]} on it refuses: {refusal}") if refusal else found
 
 
-def against_windows(policy: Windows, inputs: Tensor, acted: Tensor) -> Found:
+def against_windows(policy: protocol.Windows, inputs: Tensor, acted: Tensor) -> Found:
     """Every step against the last output of the window that it looks at."""
     findings = [Found(0.0, 1.0, "")]
     for t in range(acted.shape[1]):
@@ -225,7 +215,7 @@ def against_windows(policy: Windows, inputs: Tensor, acted: Tensor) -> Found:
 
 def first_ratio_is_one(policy: PolicyWithMemory) -> Found:
     """Log-probabilities of acting are those of the first training pass, before any update."""
-    if not isinstance(policy, Ratios):
+    if not isinstance(policy, protocol.Ratios):
         raise Inapplicable("it learns without probabilities of acting")
     acted, trained = policy.log_probabilities()
     ratio = (trained - acted).exp()[None]
@@ -235,7 +225,7 @@ def first_ratio_is_one(policy: PolicyWithMemory) -> Found:
 
 def saved_in_mid_episode(policy: PolicyWithMemory) -> Found:
     """A policy and its state, written in mid-episode and read again, act as if nothing had happened."""
-    if not isinstance(policy, Saves):
+    if not isinstance(policy, protocol.Saves):
         raise Inapplicable("it offers no way to store what it remembers in mid-episode")
     inputs = numbers(policy, BEFORE + steps_of(policy))
     (_, state), (_, other) = (stepped(policy, inputs[:, :BEFORE]) for _ in range(2))
@@ -249,7 +239,7 @@ def saved_in_mid_episode(policy: PolicyWithMemory) -> Found:
 
 def stopped_run_keeps_memory(policy: PolicyWithMemory) -> Found:
     """A training run that is saved and loaded in mid-episode goes on with the memory that it had."""
-    if not isinstance(policy, Resumes):
+    if not isinstance(policy, protocol.Resumes):
         raise Inapplicable("its learning holds no memory between updates")
     with tempfile.TemporaryDirectory() as folder:
         found, expected = policy.resume(Path(folder))
@@ -258,7 +248,7 @@ def stopped_run_keeps_memory(policy: PolicyWithMemory) -> Found:
 
 def bootstraps_from_the_right_memory(policy: PolicyWithMemory) -> Found:
     """Where a limit or a rollout cuts an episode, the value is that of its last observation after all steps before."""
-    if not isinstance(policy, Bootstraps):
+    if not isinstance(policy, protocol.Bootstraps):
         raise Inapplicable("it learns without values of what comes after a cut")
     findings, forgotten = [], 0.0
     for cut in policy.bootstraps():

@@ -39,10 +39,7 @@ class Inapplicable(Exception):  # noqa: N818  # it is no error
 
 
 def tolerance_of(outputs: Tensor) -> float:
-    """Of ``outputs``: absolute, and in the units of the largest of them where that is above 1.
-
-    Raises ConfigError for numbers of a type whose rounding would hide what is looked for.
-    """
+    """Of ``outputs``: absolute, and in the units of the largest of them above 1; ConfigError for lower precisions."""
     if outputs.dtype not in TOLERANCES:
         raise ConfigError(f"outputs must be float32 or float64, got {outputs.dtype}; compute in float32")
     return TOLERANCES[outputs.dtype] * max(1.0, float(outputs.abs().max()))

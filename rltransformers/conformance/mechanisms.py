@@ -1,7 +1,4 @@
-"""Check a mechanism: hold every law of the library against it, and print what came out.
-
-``check_mechanism(SPEC)`` does what the tests of the library do with its own mechanisms, at small sizes in float64.
-"""
+"""Check a mechanism: hold every law of the library against it, at small sizes in float64, and print what came out."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,29 +71,18 @@ class Report:
 
 @dataclass
 class Subject:
-    """A mechanism under examination, and what is known about it.
-
-    Attributes:
-        spec: the mechanism.
-        values: settings that choose it.
-        config: the same as a small config, with positions where these are accepted.
-        reference: a slow forward pass of a whole backbone, or None.
-        limits: settings under which it becomes another mechanism.
-        tolerance, single, half: bounds of float64, float32 and bfloat16.
-        figure: the largest difference of the law that is tried.
-        note: what else there is to say about it.
-    """
+    """A mechanism under examination, and what is known about it."""
 
     spec: Spec
-    values: Mapping[str, Any]
-    config: BackboneConfig
-    reference: Reference | None
-    limits: Sequence[Limit]
-    tolerance: float
-    single: float
-    half: float
-    figure: float | None = None
-    note: str = ""
+    values: Mapping[str, Any]  # settings that choose it
+    config: BackboneConfig  # the same as a small config, with positions where these are accepted
+    reference: Reference | None  # a slow forward pass of a whole backbone
+    limits: Sequence[Limit]  # settings under which it becomes another mechanism
+    tolerance: float  # of float64
+    single: float  # of float32
+    half: float  # of bfloat16
+    figure: float | None = None  # the largest difference of the law that is tried
+    note: str = ""  # what else there is to say about it
 
     def case(self) -> laws.Case:
         return laws.Case.of(laws.perturbed(self.config), tolerance=self.tolerance)

@@ -1,8 +1,7 @@
 """Masks of actions: which of them an environment allows in a step. E environments, M entries of a mask.
 
 A mask comes as the leaf ``action_mask`` of a Dict observation (PettingZoo, Gymnasium), or from a method
-``action_masks()`` of the environment (MaskablePPO of sb3-contrib, whose layout is taken over). Either way it is stored
-as a leaf of the observation, so that whatever is learned from a step knows what was allowed in it.
+``action_masks()`` of the environment (MaskablePPO of sb3-contrib); either way it is stored as a leaf.
 """
 
 from collections.abc import Mapping
@@ -49,10 +48,7 @@ def mask_space(action_space: Space) -> spaces.MultiBinary:
 
 
 def observes_mask(observation_space: Space, action_space: Space, wanted: bool | None) -> bool:
-    """Whether the observation holds masks that are to be kept to: a leaf ``action_mask``, unless ``wanted`` is False.
-
-    Raises ConfigError where the leaf is no mask of such actions.
-    """
+    """Whether the observation holds masks to be kept to: a leaf ``action_mask``, unless ``wanted`` is False."""
     leaf = leaf_spaces(observation_space).get(ACTION_MASK)
     if leaf is None or wanted is False:
         return False
@@ -72,10 +68,7 @@ def observes_mask(observation_space: Space, action_space: Space, wanted: bool | 
 
 
 def fit_masks(masks: Any, action_space: Space, rows: int) -> np.ndarray:
-    """Masks of ``rows`` environments as int8 [E, M], from booleans or numbers 0 and 1; one mask serves one environment.
-
-    Raises DataError for another number of entries or other values.
-    """
+    """Masks of ``rows`` environments as int8 [E, M], from booleans or numbers 0 and 1; DataError for others."""
     size = sum(choices_of(action_space))
     try:
         array = numbers(masks)
@@ -87,10 +80,7 @@ def fit_masks(masks: Any, action_space: Space, rows: int) -> np.ndarray:
 
 
 def masks_of_step(leaves: Mapping[str, np.ndarray], masks: Any, action_space: Space) -> np.ndarray:
-    """The masks [E, M] of a step by which an action is chosen: those of the call, else those in ``leaves`` [E, ...].
-
-    Raises DataError for masks of another shape or other values, or that allow no action.
-    """
+    """The masks [E, M] of a step by which an action is chosen: those of the call, else those in ``leaves`` [E, ...]."""
     rows = len(next(iter(leaves.values())))
     rows_of_masks: np.ndarray = leaves[ACTION_MASK] if masks is None else fit_masks(masks, action_space, rows)
     check_masks(rows_of_masks, action_space)

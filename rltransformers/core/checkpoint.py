@@ -1,8 +1,6 @@
-"""One-file checkpoints: a JSON header and torch tensors in a zip, written atomically, read without running code.
+"""One-file checkpoints: ``header.json`` and torch tensors in a zip, written atomically, read without running code.
 
-The file holds ``header.json`` (format version, code version, agent kind, settings) and ``tensors.pt`` (weights,
-optimizer, generators, counters), which is read with ``torch.load(weights_only=True)``: a checkpoint from a stranger is
-data, not a program.
+``tensors.pt`` is read with ``torch.load(weights_only=True)``: a checkpoint from a stranger is data, not a program.
 """
 
 import io
@@ -166,10 +164,7 @@ def load_checkpoint(path: File, kind: str | None = None, map_location: str | tor
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors by name in a file that ``torch.save`` wrote; nothing in it is executed.
-
-    Raises CheckpointError when it is truncated, damaged, or holds anything else.
-    """
+    """The tensors by name in a file of ``torch.save``; nothing is executed, CheckpointError for anything else."""
     try:
         payload = path.read_bytes()
         _check_sizes(payload)

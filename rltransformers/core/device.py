@@ -40,10 +40,7 @@ def memory_of(device: torch.device) -> int:
 
 
 def check_memory(needed: int, what: str, way_out: str, device: torch.device | None = None) -> None:
-    """Raise ConfigError, "<what> so much memory, there is so much; <way_out>", unless ``needed`` bytes fit there.
-
-    ``device`` is where they lie; None for the CPU.
-    """
+    """Raise ConfigError, "<what> so much memory, there is so much; <way_out>", unless ``needed`` bytes fit there."""
     room = memory_of(torch.device("cpu") if device is None else device)
     if needed > room:
         raise ConfigError(f"{what} {needed / 2**30:.3g} GiB, this process may have {room / 2**30:.3g}; {way_out}")

@@ -74,10 +74,7 @@ def refuse_unknown(names: Iterable[object], known: Collection[object], path: str
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import ``module`` or raise MissingExtraError with the extra of this package that provides it.
-
-    A module that is installed and whose import fails is named with its own error.
-    """
+    """Import ``module`` or raise MissingExtraError: with the extra that provides it, or why importing it fails."""
     try:
         return importlib.import_module(module)
     except Exception as error:  # a package may raise anything while it is imported

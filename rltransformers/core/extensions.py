@@ -1,7 +1,6 @@
 """Mechanisms of other packages: which module registered each, and those that installed packages bring.
 
-``rltransformers.register`` fills the table. A file that names such a mechanism says which module it came from; reading
-the file imports no module.
+A file that names such a mechanism says which module it came from; reading the file imports no module.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ def names_of(axis: str, table: Collection[str]) -> list[str]:
 
 
 def load_installed() -> None:
-    """Register the mechanisms that installed distributions name as entry points of ``GROUP``, once per process.
-
-    A broken one is left out with a warning that names its distribution.
-    """
+    """Register what installed distributions name as entry points of ``GROUP``, once; warn of a broken one."""
     for entry in entry_points(group=GROUP):
         if entry in _LOADED:
             continue
@@ -99,10 +95,7 @@ def _choices(value: Any, axes: Collection[str], axis: str = "") -> Iterator[tupl
 
 
 def require_extensions(stored: Any, source: str) -> None:
-    """Raise unless the mechanisms that ``extensions_named`` listed in the file ``source`` are registered here.
-
-    The CheckpointError names the module to import, or the distribution to install.
-    """
+    """Raise CheckpointError unless the mechanisms that ``extensions_named`` listed in ``source`` are registered."""
     kind = list[Mapping[str, str]]
     if not fits(stored, kind):
         raise CheckpointError(f"{source}: mechanisms must be {describe(kind)}, got {shown(stored)}")

@@ -38,10 +38,7 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_folder(path: str | os.PathLike[str], name: str) -> Path:
-    """Return the path of a setting ``name``, where a folder stands or can be made.
-
-    Raises ConfigError for a file in place of a folder, and a path that the system refuses to look at.
-    """
+    """Return the path of a setting ``name``, where a folder stands or can be made; else raise ConfigError."""
     folder = check_path(path)
     try:
         there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
@@ -77,10 +74,7 @@ def existing_file(path: str | os.PathLike[str]) -> Path:
 
 
 def read_json(path: str | os.PathLike[str], refusal: type[Exception], way_out: str) -> Any:
-    """Content of a small JSON file: a description, never data.
-
-    Raises ``refusal`` when it is missing, damaged or larger than ``LARGEST_JSON`` bytes; ends with ``way_out``.
-    """
+    """Content of a small JSON file; raises ``refusal`` with ``way_out`` when it is missing, damaged or too large."""
     file = Path(path)
     try:
         if (size := file.stat().st_size) > LARGEST_JSON:

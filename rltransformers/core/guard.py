@@ -1,7 +1,6 @@
 """Vector environments that stop at the first wrong value they return or raise, and say where. N: environments.
 
-``FiniteVecEnv`` checks the values of all environments at once; ``Guard`` is the one of an agent, ``guarding`` the one
-of an evaluation or a recording. Types and shapes of each environment are checked in ``core.checked_env``.
+Values of all environments are checked here at once, types and shapes of each in ``core.checked_env``.
 """
 
 import copyreg
@@ -98,7 +97,6 @@ def warn_of_statistics(env: AnyVectorEnv) -> None:
 
 
 def _has_attribute(env: AnyVectorEnv, name: str) -> bool:
-    """Whether an environment, a wrapper of one or a vector wrapper of Gymnasium has such an attribute."""
     layer: Any = env if isinstance(env, VectorEnv) else vars(env.unwrapped).get("env")
     while isinstance(layer, VectorWrapper):
         if name in vars(layer):
@@ -290,10 +288,7 @@ class Guard(FiniteVecEnv):
     def last_leaves(
         self, dones: np.ndarray, infos: Sequence[Mapping[str, Any]], values_read_masks: bool = False
     ) -> tuple[list[int], dict[str, np.ndarray]]:
-        """Environments whose episode a limit cut, and the leaves of their true last observations.
-
-        Raises DataError where values depend on masks, and an environment has reset before anybody asked for its mask.
-        """
+        """Environments whose episode a limit cut, and the leaves of their last observations; DataError for lost masks."""
         cut = [index for index in np.flatnonzero(dones).tolist() if infos[index].get("TimeLimit.truncated", False)]
         cut = [index for index in cut if "terminal_observation" in infos[index]]
         rows = [self._values(infos[index]["terminal_observation"]) for index in cut]
@@ -391,10 +386,7 @@ def raised_in_reset(error: BaseException) -> bool:
 
 
 def attempt(env: AnyVectorEnv, when: When, call: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Return the result of ``call``, a method of ``env``.
-
-    Raises DataError in place of any exception, which is chained; names the step and the environment where it is known.
-    """
+    """Return the result of ``call``, a method of ``env``; an exception becomes a DataError that says where it was."""
     try:
         return call(*arguments, **keywords)
     except ENVIRONMENT_ERRORS:

@@ -70,10 +70,7 @@ def picture_of(space: Space, path: str = "") -> Picture | None:
 
 
 def as_picture(space: Space, path: str = "", channels: str | None = None) -> Picture:
-    """The leaf as a picture; ConfigError where it is no Box of 2 to 4 axes.
-
-    ``channels`` are "first" or "last"; None for the shorter one of both axes, of equals the last.
-    """
+    """The leaf as a picture; ``channels`` is "first", "last" or None for the shorter axis. ConfigError for others."""
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3, 4):
         raise ConfigError(
             f"encoder 'image' is for Boxes [H, W], [H, W, C], [C, H, W] and stacks of these, and the observation"

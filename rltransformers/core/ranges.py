@@ -1,7 +1,6 @@
-"""Types and ranges of settings, written once as annotations and checked where a value is given.
+"""Types and ranges of settings, written once as annotations, ``Annotated[int, Ge(1)]``, and checked by ``check``.
 
-``Annotated[int, Ge(1)]`` says both what a reader should know and what ``check`` enforces; the short names below cover
-most settings. Numbers are always finite, a boolean is never a number, and 1e5 is a whole one.
+Numbers are always finite, a boolean is never a number, and 1e5 is a whole one.
 """
 
 import functools
@@ -75,10 +74,7 @@ def check(value: Any, annotation: Any, name: str) -> Any:
 
 
 def check_settings(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``values`` by name, each checked against the annotation of its name in ``hints``; ``prefix`` as "algorithm.".
-
-    Raises ConfigError for a value outside its type or range, and for a name that ``hints`` does not have.
-    """
+    """``values`` by name, each checked against its annotation in ``hints``; messages put ``prefix`` before a name."""
     refuse_unknown(values, hints, prefix)
     return {name: check(value, hints[name], prefix + name) for name, value in values.items()}
 

@@ -1,7 +1,6 @@
 """One seed, separate random streams: drawing more from one part of a run never shifts another.
 
-All are branches of one ``numpy.random.SeedSequence``. Every environment of a run and every episode of an evaluation has
-a branch of its own, so that runs with seeds 0 and 1 share none.
+Every environment of a run and every episode of an evaluation has a branch of the seed's ``SeedSequence`` of its own.
 """
 
 from collections.abc import Sequence
@@ -98,6 +97,6 @@ def step_seed(seed: int, step: int, purpose: str) -> int:
 def episode_noise(seed: int) -> np.random.Generator:
     """Random numbers of the actions sampled in the episode that an evaluation starts from ``seed``.
 
-    They depend on nothing else, and are not those that an environment draws from the same seed.
+    They depend on neither the number nor the order of environments, and are not those that the environment draws.
     """
     return np.random.default_rng(step_seed(seed, 0, "action"))

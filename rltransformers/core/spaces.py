@@ -31,10 +31,7 @@ def _join(path: str, name: str) -> str:
 
 
 def leaf_spaces(space: Space) -> dict[str, Space]:
-    """The leaves of a nested Dict/Tuple space by path, in the order the space lists them.
-
-    Raises ConfigError when two leaves would share a path (a Dict key that contains "/", or an empty key).
-    """
+    """The leaves of a nested Dict/Tuple space by path, in its order; ConfigError when two would share a path."""
     leaves: dict[str, Space] = {}
 
     def walk(path: str, node: Space) -> None:
@@ -71,10 +68,7 @@ def is_nested(space: Space) -> bool:
 
 
 def leaf_values(space: Space, value: Any) -> dict[str, Any]:
-    """The leaves of ``value`` under the paths of ``leaf_spaces(space)``; leaves may carry extra leading axes.
-
-    Raises DataError when ``value`` lacks a member that the space has.
-    """
+    """The leaves of ``value`` by the paths of ``leaf_spaces(space)``, with any leading axes; DataError where one lacks."""
     leaves: dict[str, Any] = {}
 
     def walk(path: str, node: Space, part: Any) -> None:
@@ -115,10 +109,7 @@ def nest_leaves(space: Space, leaves: Mapping[str, Any]) -> Any:
 
 
 def map_leaves(function: Callable[..., Any], value: Any, *others: Any) -> Any:
-    """Dicts and tuples nested like ``value`` around ``function`` of every leaf, and of those of ``others`` beside it.
-
-    Raises KeyError or ValueError where another value has other keys, or a tuple of another length.
-    """
+    """Nest ``function`` of every leaf, and of those of ``others`` there, like ``value``; KeyError where they differ."""
     if isinstance(value, Mapping):
         if any(not isinstance(other, Mapping) or set(other) != set(value) for other in others):
             raise KeyError("they have different leaves")
@@ -313,10 +304,7 @@ def space_to_json(space: Space) -> str:
 
 
 def space_from_json(text: str) -> Space:
-    """The space that ``space_to_json`` wrote; nothing in the text is executed.
-
-    Raises DataError when the text is not such a description.
-    """
+    """The space that ``space_to_json`` wrote; nothing in the text is executed. DataError for another text."""
     try:
         return _rebuild(json.loads(text))
     except (KeyError, TypeError, ValueError, AssertionError, ArithmeticError, RecursionError, AttributeError) as error:

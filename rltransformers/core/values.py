@@ -1,7 +1,5 @@
 """What environments and people hand in, checked: numbers, flags, members of spaces, observations, outcomes, infos.
 
-``to_tensor`` is the way of arrays to a device.
-
 Axis letters: N environments, R rows, one per step or environment.
 """
 
@@ -40,9 +38,7 @@ NOT_FINITE = (
 """Way out for a policy whose numbers are not finite."""
 _NOT_NUMBERS = {
     "c": "complex numbers",
-    "U": "text",
-    "S": "text",
-    "T": "text",
+    **dict.fromkeys("UST", "text"),
     "M": "dates",
     "m": "time spans",
     "O": "objects (ragged rows, None or mixed types)",
@@ -70,10 +66,7 @@ def check_numeric(dtype: np.dtype[Any]) -> None:
 
 
 def flags(values: Any) -> Bools:
-    """A new array of booleans from booleans, or from numbers that are exactly 0 or 1.
-
-    Raises DataError for the first other value; names its step (the first axis).
-    """
+    """A new array of booleans from booleans, or from numbers that are exactly 0 or 1; DataError for the first other."""
     array = numbers(values)
     if array.dtype.kind != "b":
         good = (array == 0) | (array == 1)
@@ -155,10 +148,7 @@ def read_leaves(space: Space) -> dict[str, Space]:
 
 
 def check_outcome(count: int, rewards: Any, ends: Mapping[str, Any], when: When) -> None:
-    """Raise DataError unless there is one finite reward and one flag [N] of each kind, by name, per environment.
-
-    The message names the first environment at fault.
-    """
+    """Raise DataError unless there is one finite reward and one flag [N] of each kind, by name, per environment."""
     plain = type(rewards) is np.ndarray and rewards.dtype.kind == "f" and rewards.shape == (count,)
     if not plain or not all_finite(rewards):
         _check_each("reward", rewards, count, when)
@@ -190,10 +180,7 @@ def check_value(what: str, value: Any, index: int, when: When) -> None:
 def check_observations(
     leaves: Mapping[str, Space], values: Mapping[str, Any], what: str = "observation", place: Place = str
 ) -> None:
-    """Raise DataError unless every leaf [N, ...] has the shape of its space, finite numbers, and classes inside it.
-
-    The message names the first row and leaf at fault.
-    """
+    """Raise DataError for the first row and leaf [N, ...] of another shape, not finite, or outside its classes."""
     for path, space in leaves.items():
         if path not in values:
             raise DataError(f"the {what} lacks {path or 'a bare value'!r}; it has {sorted(map(str, values))}")

@@ -1,9 +1,8 @@
-"""Sharing of one training between several processes.
+"""Sharing of one training between several processes, which ``torchrun`` starts and ``join`` connects.
 
-``torchrun`` starts the processes, ``join`` connects them. Every process holds the whole agent and a block of the
-environments, process 0 the first ones. Losses are computed of numbers of all processes, so that they are the same
-everywhere, while the gradient of each flows through its own part alone; summed up, that is the gradient of one process
-which had done all the work. Of one process ``Sharing`` does nothing at all.
+Every process holds the whole agent and a block of the environments, process 0 the first ones. Losses are computed of
+numbers of all processes, so that they are the same everywhere, while the gradient of each flows through its own part
+alone; summed up, that is the gradient of one process which had done all the work.
 """
 
 import importlib
@@ -91,7 +90,6 @@ class Sharing:
         return x - x.detach() + result if x.requires_grad else result
 
     def count(self, number: int) -> int:
-        """The sum of a whole number over all processes."""
         return int(self.sum(torch.tensor(number)))
 
     def share(self, part: Tensor, whole: Tensor) -> Tensor | float:
@@ -115,7 +113,6 @@ class Sharing:
         return list(result.tolist())
 
     def any(self, fact: bool) -> bool:
-        """Whether it is so in any process."""
         return self.max(float(fact)) != [0.0]
 
     def broadcast(self, value: T) -> T:
@@ -348,7 +345,6 @@ def _start(store: Store, rank: int, size: int) -> str:
 
 
 def _map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """``function`` of every tensor of a tree, and of those that ``others`` have in its place."""
     if isinstance(tree, Mapping):
         return {name: _map(function, part, *(other[name] for other in others)) for name, part in tree.items()}
     return None if tree is None else function(tree, *others)

@@ -1,7 +1,6 @@
 """The laws that every backbone keeps, as functions of a backbone, a config or a step.
 
-A law that does not hold raises ``LawError`` with a sentence that says how. ``rltransformers.conformance`` holds all of
-them against one mechanism; tests choose which backbones to hold them against. They expect ``in_double()``.
+A law that does not hold raises ``LawError`` with a sentence that says how. They expect ``in_double()``.
 """
 
 from rltransformers.laws.costs import constant_steps, declared_growth, grows_as_declared, of_one_layer, window_of_16

@@ -20,10 +20,7 @@ Edit: TypeAlias = Callable[[Backbone, Backbone], None]
 
 
 def equals_reference(backbone: Backbone, reference: Reference, tolerance: float = EXACT) -> Case:
-    """L5: values, gradients and final state equal those of a slow twin, episode by episode; returns what was compared.
-
-    The second episode is longer than twice a memory of a few steps.
-    """
+    """L5: values, gradients and final state equal those of a slow twin, episode by episode; returns the comparison."""
     case = Case.of(backbone, [[0, 4]], time=15, tolerance=tolerance)
     x = case.x.requires_grad_()
     y, state = backbone(x, None, case.reset)

@@ -30,7 +30,6 @@ class BackboneStep(nn.Module):
         return {"y": y}, after.tensors
 
     def start(self, streams: int = BATCH) -> Tensors:
-        """Return the state before the first step."""
         return self.backbone.initial_state(streams, cached=True).tensors
 
     def draw(self, batch: int, generator: torch.Generator) -> Tensors:

@@ -13,18 +13,8 @@ from torch import Tensor
 
 from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLVMPO
 from rltransformers.algorithms.dqn import double_q_values
-from rltransformers.conformance.adapters.rollouts import (
-    DISCOUNT,
-    OBSERVATION,
-    ROLLOUT,
-    Recorder,
-    bootstraps,
-    collected,
-    decoded,
-    limited,
-    next_values,
-    shaken,
-)
+from rltransformers.conformance.adapters import rollouts
+from rltransformers.conformance.adapters.rollouts import OBSERVATION, ROLLOUT, Recorder, collected, limited, shaken
 from rltransformers.conformance.protocol import Bootstrap, Traits
 from rltransformers.data.replay import Window
 from rltransformers.data.rollout import Segment
@@ -34,7 +24,7 @@ MEMORY, LAYERS, SEGMENT = 4, 2, 8
 BACKBONE = {"preset": "gtrxl", "width": 16, "layers": LAYERS, "heads": 2, "memory": MEMORY}
 EVERYTHING = {"previous_action": True, "previous_reward": True, "first_step": True}
 # The checks show the network rewards themselves.
-SETTINGS: dict[str, Any] = {"gamma": DISCOUNT, "scale_rewards": False, "seed": 0, "device": "cpu"}
+SETTINGS: dict[str, Any] = {"gamma": rollouts.DISCOUNT, "scale_rewards": False, "seed": 0, "device": "cpu"}
 CACHE = "keys and values of the memory"
 
 
@@ -110,7 +100,7 @@ def collect_more(model: Any) -> Recorder:
 
 def parts(inputs: Float[Tensor, "*n D"]) -> tuple[Tensor, Tensor, Tensor]:
     """Observation, previous action and previous reward."""
-    return inputs[..., :OBSERVATION], decoded(inputs[..., OBSERVATION]), inputs[..., OBSERVATION + 1]
+    return inputs[..., :OBSERVATION], rollouts.decoded(inputs[..., OBSERVATION]), inputs[..., OBSERVATION + 1]
 
 
 def started(inputs: Float[Tensor, "B T D"], start: int) -> Bool[Tensor, "B T"]:
@@ -153,7 +143,7 @@ class OnPolicyAgent(_Agent):
         recorder = collected(self.model, 2)
         segment = self._newest()
         advantages, values, rewards = (each.numpy() for each in (segment.advantages, segment.values, segment.rewards))
-        return bootstraps(recorder, next_values(advantages, values, rewards))
+        return rollouts.bootstraps(recorder, rollouts.next_values(advantages, values, rewards))
 
     def _newest(self) -> Segment:
         segment = self.model.carry.segment

@@ -1,4 +1,4 @@
-"""Episodes that limits cut, and a record of who collected them, so that its bootstraps can be computed again.
+"""Episodes that limits cut, and a record of who collected them, so that bootstraps can be computed again.
 
 Axes: E environments, T steps of all rollouts together.
 """
@@ -25,10 +25,7 @@ OBSERVATION, ACTIONS = 3, 3  # numbers of an observation, and actions to choose 
 
 
 class Limited(gym.Env[np.ndarray, np.int64]):
-    """Observes normal noise that follows from the seed; every episode is cut by a limit after ``length`` steps.
-
-    Rewards are the number of the action.
-    """
+    """Observes normal noise from the seed; a limit cuts episodes after ``length`` steps. Rewards are the actions."""
 
     def __init__(self, length: int) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (OBSERVATION,), np.float32)
@@ -121,10 +118,7 @@ def collected(model: Any, rollouts: int) -> Recorder:
 def bootstraps(
     recorder: Recorder, values: np.ndarray, fitting: Callable[[Tensor], Tensor] = lambda inputs: inputs
 ) -> list[Bootstrap]:
-    """Every cut of the newest rollout; ``values`` [E, T] are what the learner used after each of its steps.
-
-    ``fitting`` makes the inputs [T, D] of the policy from those of the recorder.
-    """
+    """Every cut of the newest rollout; ``values`` [E, T] were used after its steps, ``fitting`` makes inputs [T, D]."""
     found, steps = [], values.shape[1]
     offset = len(recorder.dones) - steps
     for row in range(values.shape[0]):

@@ -1,7 +1,6 @@
 """Input of a Decision Transformer at one step, as numbers: an observation, a return-to-go, and the action then taken.
 
-The training pass holds the action of a step, acting learns of it only after its decision: where both agree, no decision
-saw its own action.
+Acting learns of the action only after its decision: where training agrees with it, no decision saw its own action.
 """
 
 import torch
