@@ -288,7 +288,7 @@ class Guard(FiniteVecEnv):
     def last_leaves(
         self, dones: np.ndarray, infos: Sequence[Mapping[str, Any]], values_read_masks: bool = False
     ) -> tuple[list[int], dict[str, np.ndarray]]:
-        """Environments whose episode a limit cut, and the leaves of their last observations; DataError for lost masks."""
+        """Environments whose episode a limit cut, leaves of their true last observations; DataError for lost masks."""
         cut = [index for index in np.flatnonzero(dones).tolist() if infos[index].get("TimeLimit.truncated", False)]
         cut = [index for index in cut if "terminal_observation" in infos[index]]
         rows = [self._values(infos[index]["terminal_observation"]) for index in cut]

@@ -68,7 +68,7 @@ def is_nested(space: Space) -> bool:
 
 
 def leaf_values(space: Space, value: Any) -> dict[str, Any]:
-    """The leaves of ``value`` by the paths of ``leaf_spaces(space)``, with any leading axes; DataError where one lacks."""
+    """The leaves of ``value`` by the paths of ``leaf_spaces(space)``, with any leading axes; DataError if one lacks."""
     leaves: dict[str, Any] = {}
 
     def walk(path: str, node: Space, part: Any) -> None:
