@@ -7,20 +7,22 @@ and in a batch.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
+from annotated_types import Ge, Le, Lt
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rltransformers.core.errors import ConfigError
-from rltransformers.core.ranges import shown
+from rltransformers.core.ranges import check
 
 Array = NDArray[Any]
 State = dict[str, Array]
 RIGHT, UP, LEFT, DOWN = range(4)
-NUMBERS = 10**6
-"""Of an observation at most."""
+Length = Annotated[int, Ge(1), Le(10**9)]
+"""Of an episode or of a part of it, in steps or cells."""
+Size = Annotated[int, Ge(2), Le(10_000)]
+"""Of a room with ``size`` x ``size`` cells."""
 
 
 class Outcome(NamedTuple):
@@ -37,7 +39,9 @@ class Outcome(NamedTuple):
 
 
 class Rules(ABC):
-    """One task. Stepping a finished copy is harmless and meaningless: whoever steps resets it.
+    """One task; its fields are annotated with the ranges that an environment checks.
+
+    Stepping a finished copy is harmless and meaningless: whoever steps resets it.
 
     Attributes:
         draws: how many uniform numbers one episode takes.
@@ -89,21 +93,15 @@ class CueRecall(Rules):
     Action: Discrete(cues), looked at only when the answer is due. Reward 1 for the right answer, else 0. An episode has
     delay + 2 steps. Chance is 1 / cues, with or without sight of the present observation; the best return is 1.
     With ``shortest_delay`` every episode draws a delay of its own from shortest_delay..delay, log-uniformly.
-
-    Raises:
-        ConfigError: when ``delay`` is negative, ``shortest_delay`` below 1 or above ``delay``, ``cues`` below 2 or
-            above a million.
     """
 
-    delay: int = 16
-    cues: int = 2
-    shortest_delay: int | None = None
+    delay: Annotated[int, Ge(0), Le(10**9)] = 16
+    cues: Annotated[int, Ge(2), Le(10**6)] = 2
+    shortest_delay: Length | None = None
 
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _check_number("delay", self.delay, 0)
-        _check_number("cues", self.cues, 2, NUMBERS)
         _check_shortest("delay", self.delay, self.shortest_delay)
 
     @property
@@ -124,7 +122,7 @@ class CueRecall(Rules):
         return {"cue": cue, "due": delay + 1, "t": np.zeros(len(uniform), np.int64)}
 
     def observe(self, state: State) -> Array:
-        observation = np.zeros((len(state["t"]), self.cues + 1), np.float32)
+        observation = np.zeros((len(state["t"]), self.entries), np.float32)
         first = state["t"] == 0
         if np.count_nonzero(first):
             observation[first, state["cue"][first]] = 1.0
@@ -146,8 +144,8 @@ class _TMaze(Rules):
     its own from shortest_corridor..corridor, log-uniformly: 2..3 as often as 4..7 or 8..15.
     """
 
-    corridor: int = 50
-    shortest_corridor: int | None = None
+    corridor: Length = 50
+    shortest_corridor: Length | None = None
 
     draws: ClassVar[int] = 1
     entries: ClassVar[int] = 2
@@ -155,7 +153,6 @@ class _TMaze(Rules):
     detour: ClassVar[int]
 
     def __post_init__(self) -> None:
-        _check_number("corridor", self.corridor, 1)
         _check_shortest("corridor", self.corridor, self.shortest_corridor)
 
     @property
@@ -209,9 +206,6 @@ class PassiveTMaze(_TMaze):
 
     Source: Ni et al. 2023 (arXiv 2307.03864). ``penalty`` there is a free number; ours is 1 / corridor, so returns
     lie in [-1, 1].
-
-    Raises:
-        ConfigError: when ``corridor`` or ``shortest_corridor`` is below 1, or the shortest longer than ``corridor``.
     """
 
     detour: ClassVar[int] = 0
@@ -224,9 +218,6 @@ class ActiveTMaze(_TMaze):
     As ``PassiveTMaze``, with the start one cell right of the cue (first observation (0, 0)), corridor + 3 steps, and
     no penalty for the two steps that fetching the cue costs. Best return 1; a walker that does not look at the cue
     gets 1/2.
-
-    Raises:
-        ConfigError: when ``corridor`` or ``shortest_corridor`` is below 1, or the shortest longer than ``corridor``.
     """
 
     detour: ClassVar[int] = 1
@@ -246,20 +237,13 @@ class KeyToDoor(Rules):
 
     Source: the Key-to-Door task of Decision Transformer (arXiv 2106.01345, section 5.4), after Mesnard et al. 2021
     (arXiv 2011.09464); its sizes were not published, ours reproduce its random rate of 3.1 %.
-
-    Raises:
-        ConfigError: when ``size`` is below 2 or ``phase_steps`` below 1.
     """
 
-    size: int = 5
-    phase_steps: int = 8
+    size: Size = 5
+    phase_steps: Length = 8
 
     draws: ClassVar[int] = 5
     entries: ClassVar[int] = 6
-
-    def __post_init__(self) -> None:
-        _check_number("size", self.size, 2, 10_000)
-        _check_number("phase_steps", self.phase_steps, 1)
 
     @property
     def horizon(self) -> int:
@@ -298,10 +282,7 @@ class KeyToDoor(Rules):
 
     def step(self, state: State, action: Array) -> Outcome:
         room = self._room(state["t"])
-        row, column = divmod(state["cell"], self.size)
-        last = self.size - 1
-        row = np.clip(row + (action == DOWN) - (action == UP), 0, last)
-        column = np.clip(column + (action == RIGHT) - (action == LEFT), 0, last)
+        row, column = _walk(*divmod(state["cell"], self.size), action, self.size)
         cell = row * self.size + column
         has_key = state["has_key"] | ((room == 0) & (cell == state["key"]))
         opens = ~state["opened"] & has_key & (room == 2) & (cell == state["door"])
@@ -335,25 +316,15 @@ class Stitching(Rules):
     behind the door, or it begins behind the door; both are truncated after ``part_steps`` steps. Every episode from A
     returns 0, and those from B know nothing of A: who imitates episodes by their return cannot learn to reach C from A;
     who passes values on from step to step can. Best return 1.
-
-    Raises:
-        ConfigError: when ``size`` is below 2, or ``part_steps`` or ``overlap`` below 1.
     """
 
-    size: int = 5
-    part_steps: int = 16
-    overlap: int = 2
+    size: Size = 5
+    part_steps: Length = 16
+    overlap: Length = 2
     parts: bool = False
 
     draws: ClassVar[int] = 2
     entries: ClassVar[int] = 4
-
-    def __post_init__(self) -> None:
-        _check_number("size", self.size, 2, 10_000)
-        _check_number("part_steps", self.part_steps, 1)
-        _check_number("overlap", self.overlap, 1)
-        if not isinstance(self.parts, bool):
-            raise ConfigError(f"parts must be true or false, got {self.parts!r}")
 
     @property
     def horizon(self) -> int:
@@ -377,8 +348,7 @@ class Stitching(Rules):
 
     def step(self, state: State, action: Array) -> Outcome:
         last = self.size - 1
-        row = np.clip(state["row"] + (action == DOWN) - (action == UP), 0, last)
-        column = np.clip(state["column"] + (action == RIGHT) - (action == LEFT), 0, last)
+        row, column = _walk(state["row"], state["column"], action, self.size)
         at_door = (state["room"] == 0) & (row == 0) & (column == 0)
         room = state["room"] + at_door
         behind = state["behind"] + ((state["room"] == 1) & state["from_a"])
@@ -448,36 +418,20 @@ class DistractorTMaze(Rules):
 
     Source: the second T-maze of AGaLiTe (Pramanik et al. 2023, arXiv 2310.15719), with the sizes of its configurations;
     ``shortest_way`` is ours.
-
-    Raises:
-        ConfigError: when ``corridor`` is below 2 or above 256, which is what 8 bits can name, ``distractors`` negative,
-            ``limit`` too short for the way to the junction and a turn, ``corridor`` steps, or ``shortest_way`` none of
-            1..corridor - 1.
     """
 
-    corridor: int = 120
-    distractors: int = 6
-    limit: int = 1000
-    shortest_way: int | None = None
+    corridor: Annotated[int, Ge(2), Le(256)] = 120  # what 8 bits can name
+    distractors: Annotated[int, Ge(0), Le(10**6)] = 6
+    limit: Length = 1000
+    shortest_way: Length | None = None
 
     draws: ClassVar[int] = 2
     bits: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        _check_number("corridor", self.corridor, 2)
-        if self.corridor > 2**self.bits:
-            raise ConfigError(
-                f"corridor must be at most {2**self.bits}, since the cell is shown in {self.bits} bits, "
-                f"got {self.corridor}"
-            )
-        _check_number("distractors", self.distractors, 0, NUMBERS)
-        _check_number("limit", self.limit, self.corridor)
+        check(self.limit, Annotated[int, Ge(self.corridor)], f"limit with corridor {self.corridor}")
         if self.shortest_way is not None:
-            _check_number("shortest_way", self.shortest_way, 1)
-            if self.shortest_way >= self.corridor:
-                raise ConfigError(
-                    f"shortest_way must be below the corridor of {self.corridor} cells, got {self.shortest_way}"
-                )
+            check(self.shortest_way, Annotated[int, Lt(self.corridor)], f"shortest_way with corridor {self.corridor}")
 
     @property
     def horizon(self) -> int:
@@ -499,7 +453,7 @@ class DistractorTMaze(Rules):
 
     def observe(self, state: State) -> Array:
         first, x = state["t"] == 0, state["x"]
-        observation = np.zeros((len(x), 2 + self.bits + self.distractors), np.float32)
+        observation = np.zeros((len(x), self.entries), np.float32)
         observation[:, 0] = first & (state["side"] == 1)
         observation[:, 1] = first & (state["side"] == 0)
         observation[:, 2 : 2 + self.bits] = (x ^ (x >> 1))[:, None] >> np.arange(self.bits)[::-1] & 1
@@ -532,26 +486,18 @@ class EndlessTMaze(Rules):
 
     An older cue counts for nothing: what has to be learned is to overwrite. Who learned with 10 junctions can be asked
     for 1,000. After the task of "Memory retention is not enough" (2026, arXiv 2601.15086).
-
-    Raises:
-        ConfigError: when ``corridor`` or ``shortest_corridor`` is below 2, the shortest longer than ``corridor``, or
-            ``junctions`` below 1.
     """
 
-    corridor: int = 8
-    shortest_corridor: int | None = 3
-    junctions: int = 10
+    corridor: Annotated[int, Ge(2), Le(10**9)] = 8
+    shortest_corridor: Annotated[int, Ge(2), Le(10**9)] | None = 3
+    junctions: Length = 10
 
     draws: ClassVar[int] = 1
     entries: ClassVar[int] = 3
     actions: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        _check_number("corridor", self.corridor, 2)
-        if self.shortest_corridor is not None:
-            _check_number("shortest_corridor", self.shortest_corridor, 2)
-            _check_number("corridor", self.corridor, self.shortest_corridor)
-        _check_number("junctions", self.junctions, 1)
+        _check_shortest("corridor", self.corridor, self.shortest_corridor)
 
     @property
     def horizon(self) -> int:
@@ -585,6 +531,12 @@ class EndlessTMaze(Rules):
             "end": shortest - 1 + drawn.astype(np.int64),
             "side": _random_bits(seed, 2 * number + 1).astype(np.int64),
         }
+
+
+def _walk(row: Array, column: Array, action: Array, size: int) -> tuple[Array, Array]:
+    """The cell of a room after a move; a move into a wall stays."""
+    row = np.clip(row + (action == DOWN) - (action == UP), 0, size - 1)
+    return row, np.clip(column + (action == RIGHT) - (action == LEFT), 0, size - 1)
 
 
 def _whole(uniform: Array, n: int) -> Array:
@@ -627,12 +579,4 @@ def _mixed(words: Array) -> Array:
 
 def _check_shortest(name: str, longest: int, shortest: int | None) -> None:
     if shortest is not None:
-        _check_number(f"shortest_{name}", shortest, 1)
-        _check_number(name, longest, shortest)
-
-
-def _check_number(name: str, value: int, least: int, most: int = 10**9) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
-    if value > most:
-        raise ConfigError(f"{name} must be at most {most:,}, got {shown(value)}")
+        check(longest, Annotated[int, Ge(shortest)], f"{name} with shortest_{name} {shortest}")

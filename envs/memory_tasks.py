@@ -5,7 +5,6 @@ see the same episodes, as in ``gymnasium.vector.SyncVectorEnv``.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any, ClassVar
 
 import gymnasium
@@ -15,7 +14,8 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
+from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.ranges import annotations, check_settings
 from rltransformers.envs import memory_rules
 from rltransformers.envs.memory_rules import Array, Outcome, Rules, State
 
@@ -187,11 +187,9 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
 
 
 def _rules(rules_type: Callable[..., Rules], options: dict[str, Any]) -> Rules:
-    known = [field.name for field in fields(rules_type)]  # type: ignore[arg-type]  # every rules_type is a dataclass
     if "render_mode" in options:  # ``make_vec_env`` of Stable-Baselines3 asks for one first, and reads TypeError as no
         raise TypeError("memory tasks draw nothing; leave out render_mode")
-    refuse_unknown(options, known)
-    return rules_type(**options)
+    return rules_type(**check_settings(annotations(rules_type), options))
 
 
 def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:

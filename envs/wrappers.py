@@ -1,7 +1,6 @@
 """Observation wrappers for partial observability, for inputs that memory agents want, and for spaces others refuse.
 
-All record their constructor arguments, so a dataset or a spec can store them. They take and return single (not batched)
-observations.
+They record their constructor arguments for specs of datasets, and take and return single (not batched) observations.
 """
 
 import random
@@ -49,7 +48,15 @@ VELOCITY_INDICES: dict[str, tuple[int, ...]] = {
 """Entries of the observation that are velocities, for ``DropIndices(env, VELOCITY_INDICES[env.spec.id])``."""
 
 
-class _Select(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+class _Wrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Base that records the arguments of the constructor."""
+
+    def __init__(self, env: Env, **arguments: Any) -> None:
+        RecordConstructorArgs.__init__(self, **arguments)
+        gymnasium.Wrapper.__init__(self, env)
+
+
+class _Select(_Wrapper, gymnasium.ObservationWrapper[Any, Any, Any]):
     """The entries of a vector observation at fixed places."""
 
     def _select(self, indices: list[int]) -> None:
@@ -69,8 +76,7 @@ class KeepIndices(_Select):
     """
 
     def __init__(self, env: Env, indices: Sequence[int]) -> None:
-        RecordConstructorArgs.__init__(self, indices=indices)
-        gymnasium.ObservationWrapper.__init__(self, env)
+        super().__init__(env, indices=indices)
         self._select(_checked_indices(env, indices))
 
 
@@ -87,8 +93,7 @@ class DropIndices(_Select):
     """
 
     def __init__(self, env: Env, indices: Sequence[int] | str) -> None:
-        RecordConstructorArgs.__init__(self, indices=indices)
-        gymnasium.ObservationWrapper.__init__(self, env)
+        super().__init__(env, indices=indices)
         dropped = _checked_indices(env, _velocities(env, indices) if isinstance(indices, str) else indices)
         remaining = [index for index in range(_vector_space(env).shape[0]) if index not in dropped]
         if not remaining:
@@ -96,7 +101,7 @@ class DropIndices(_Select):
         self._select(remaining)
 
 
-class History(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+class History(_Wrapper):
     """A Dict observation with the previous action, the previous reward and a first-step flag beside the original.
 
     Keys: ``observation`` (the original), ``previous_action``, ``previous_reward`` (float32 [1]) and ``first_step``
@@ -114,8 +119,7 @@ class History(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         switches = {"previous_action": previous_action, "previous_reward": previous_reward, "first_step": first_step}
         for name, switch in switches.items():
             check(switch, bool, name)
-        RecordConstructorArgs.__init__(self, **switches)
-        gymnasium.Wrapper.__init__(self, env)
+        super().__init__(env, **switches)
         if not (previous_action or previous_reward or first_step):
             raise ConfigError("History adds nothing; switch on previous_action, previous_reward or first_step")
         members: dict[str, Space] = {"observation": env.observation_space}
@@ -149,7 +153,7 @@ class History(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return joined
 
 
-class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+class ActionMasks(_Wrapper):
     """A Dict observation with the mask of allowed actions under ``action_mask``, which the agents keep to.
 
     The mask is what the environment's method ``action_masks()`` says (the convention of MaskablePPO of sb3-contrib and
@@ -163,8 +167,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """
 
     def __init__(self, env: Env) -> None:
-        RecordConstructorArgs.__init__(self)
-        gymnasium.Wrapper.__init__(self, env)
+        super().__init__(env)
         inner = env.observation_space
         members = dict(inner.spaces) if isinstance(inner, spaces.Dict) else {"observation": inner}
         if ACTION_MASK in members:
@@ -194,7 +197,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return members | {ACTION_MASK: fit_masks(mask, self.env.action_space, 1)[0]}
 
 
-class DropUnsupported(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+class DropUnsupported(_Wrapper, gymnasium.ObservationWrapper[Any, Any, Any]):
     """A Dict or Tuple observation without the fields that no encoder takes: text, graphs, sequences, MiniGrid missions.
 
     Raises:
@@ -202,8 +205,7 @@ class DropUnsupported(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstru
     """
 
     def __init__(self, env: Env) -> None:
-        RecordConstructorArgs.__init__(self)
-        gymnasium.ObservationWrapper.__init__(self, env)
+        super().__init__(env)
         leaves = _supported(env.observation_space, env.observation_space)
         if leaves is None:
             raise ConfigError(f"no field of the observation is supported: {env.observation_space}")
@@ -213,7 +215,7 @@ class DropUnsupported(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstru
         return _supported(self.env.observation_space, observation)
 
 
-class GridSymbols(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+class GridSymbols(_Wrapper, gymnasium.ObservationWrapper[Any, Any, Any]):
     """MiniGrid's view as what it is: H x W cells of three symbols (object, color, state), not an image of bytes.
 
     The observation is a Dict of ``symbols`` (MultiDiscrete, 3 H W indices) and ``direction`` (Discrete 4), without the
@@ -226,8 +228,7 @@ class GridSymbols(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructor
     SYMBOLS = (11, 6, 4)  # kinds of objects, of colors, and of states (an agent's state is its direction)
 
     def __init__(self, env: Env) -> None:
-        RecordConstructorArgs.__init__(self)
-        gymnasium.ObservationWrapper.__init__(self, env)
+        super().__init__(env)
         fields = env.observation_space.spaces if isinstance(env.observation_space, spaces.Dict) else {}
         shape: tuple[int, ...] = getattr(fields.get("image"), "shape", None) or ()
         if len(shape) != 3 or shape[2] != len(self.SYMBOLS) or "direction" not in fields:
@@ -244,7 +245,7 @@ class GridSymbols(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructor
         }
 
 
-class CopyObservation(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+class CopyObservation(_Wrapper, gymnasium.ObservationWrapper[Any, Any, Any]):
     """Observations that the environment will not write into again.
 
     Some environments return the same arrays at every step; then a last observation that is kept over a reset, as for
@@ -252,14 +253,13 @@ class CopyObservation(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstru
     """
 
     def __init__(self, env: Env) -> None:
-        RecordConstructorArgs.__init__(self)
-        gymnasium.ObservationWrapper.__init__(self, env)
+        super().__init__(env)
 
     def observation(self, observation: Any) -> Any:
         return observation.copy() if type(observation) is np.ndarray else map_leaves(_copy, observation)
 
 
-class Flicker(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+class Flicker(_Wrapper, gymnasium.ObservationWrapper[Any, Any, Any]):
     """Sensors that fail at random: with ``probability`` an observation, the first included, is zeros all over.
 
     Every observation fails by itself, all its leaves together. The coins come from a generator of their own, made from
@@ -276,8 +276,7 @@ class Flicker(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs
 
     def __init__(self, env: Env, probability: float) -> None:
         probability = check(probability, UnitInterval, "probability")
-        RecordConstructorArgs.__init__(self, probability=probability)
-        gymnasium.ObservationWrapper.__init__(self, env)
+        super().__init__(env, probability=probability)
         self._probability = probability
         self._generator: np.random.Generator | None = None
         self._leaves = {
@@ -300,7 +299,7 @@ class Flicker(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs
         return nest_leaves(self.env.observation_space, zeros)
 
 
-class GlobalSeed(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+class GlobalSeed(_Wrapper):
     """An environment that draws from the global generators, of NumPy and of Python, as if they were its own.
 
     The seed of ``reset`` reaches what such an environment draws, in the reset and in the steps behind it; a reset
@@ -310,8 +309,7 @@ class GlobalSeed(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """
 
     def __init__(self, env: Env) -> None:
-        RecordConstructorArgs.__init__(self)
-        gymnasium.Wrapper.__init__(self, env)
+        super().__init__(env)
         self._states: tuple[Any, Any] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -340,7 +338,7 @@ class GlobalSeed(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             _set_generators(outside)
 
 
-class FlatDict(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+class FlatDict(_Wrapper, gymnasium.ObservationWrapper[Any, Any, Any]):
     """A nested Dict or Tuple observation as one flat Dict, keyed by path: "camera/left", "0", "1/position".
 
     Raises:
@@ -348,8 +346,7 @@ class FlatDict(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArg
     """
 
     def __init__(self, env: Env) -> None:
-        RecordConstructorArgs.__init__(self)
-        gymnasium.ObservationWrapper.__init__(self, env)
+        super().__init__(env)
         if not isinstance(env.observation_space, spaces.Dict | spaces.Tuple):
             raise ConfigError(f"only Dict and Tuple observations can be flattened, got {env.observation_space}")
         self.observation_space = spaces.Dict(observation_leaves(env.observation_space))
@@ -359,18 +356,10 @@ class FlatDict(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArg
 
 
 WRAPPERS: dict[str, type[gymnasium.Wrapper[Any, Any, Any, Any]]] = {
-    wrapper.__name__: wrapper
-    for wrapper in (
-        KeepIndices,
-        DropIndices,
-        History,
-        ActionMasks,
-        DropUnsupported,
-        GridSymbols,
-        CopyObservation,
-        Flicker,
-        GlobalSeed,
-        FlatDict,
+    each.__name__: each
+    for each in (
+        *(KeepIndices, DropIndices, History, ActionMasks, DropUnsupported),
+        *(GridSymbols, CopyObservation, Flicker, GlobalSeed, FlatDict),
     )
 }
 """The wrappers that a configuration can name."""

@@ -1,6 +1,7 @@
 """The memory tasks: their rules by hand, their random and best scores, and one truth in scalar and vector form."""
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -640,37 +641,37 @@ def test_corridors_and_sides_of_the_endless_t_maze_are_uniform_and_independent()
 @pytest.mark.parametrize(
     ("task", "options", "words"),
     [
-        ("CueRecall", {"delay": -1}, "delay must be a whole number of at least 0"),
-        ("CueRecall", {"cues": 1}, "cues must be a whole number of at least 2"),
+        ("CueRecall", {"delay": -1}, "delay must be a whole number in [0, 1000000000], got -1"),
+        ("CueRecall", {"cues": 1}, "cues must be a whole number in [2, 1000000], got 1"),
         ("CueRecall", {"delays": 3}, "unknown setting delays; did you mean 'delay'"),
         ("PassiveTMaze", {"corridor": 0}, "corridor"),
         ("ActiveTMaze", {"corridor": 2.5}, "corridor"),
-        ("CueRecall", {"shortest_delay": 17}, "delay must be a whole number of at least 17, got 16"),
-        ("PassiveTMaze", {"shortest_corridor": 0}, "shortest_corridor must be a whole number of at least 1"),
-        ("PassiveTMaze", {"corridor": 9, "shortest_corridor": 10}, "corridor must be a whole number of at least 10"),
+        ("CueRecall", {"shortest_delay": 17}, "delay with shortest_delay 17 must be a whole number of at least 17, got 16"),
+        ("PassiveTMaze", {"shortest_corridor": 0}, "shortest_corridor must be a whole number in [1, 1000000000] or None (null), got 0"),
+        ("PassiveTMaze", {"corridor": 9, "shortest_corridor": 10}, "corridor with shortest_corridor 10 must be"),
         ("KeyToDoor", {"size": 1}, "size"),
         ("KeyToDoor", {"phase_steps": 0}, "phase_steps"),
-        ("CueRecall", {"cues": 10**9}, "cues must be at most 1,000,000, got 1000000000"),
-        ("CueRecall", {"delay": 10**5000}, "delay must be at most 1,000,000,000, got a number of thousands of digits"),
-        ("KeyToDoor", {"size": 10**6}, "size must be at most 10,000"),
-        ("DistractorTMaze", {"distractors": 10**9}, "distractors must be at most 1,000,000"),
+        ("CueRecall", {"cues": 10**9}, "cues must be a whole number in [2, 1000000], got 1000000000"),
+        ("CueRecall", {"delay": 10**5000}, "got a number of thousands of digits"),
+        ("KeyToDoor", {"size": 10**6}, "size must be a whole number in [2, 10000]"),
+        ("DistractorTMaze", {"distractors": 10**9}, "distractors must be a whole number in [0, 1000000]"),
         ("ProofOfMemory", {"limit": 9}, "unknown setting limit; it takes none"),
-        ("EndlessTMaze", {"corridor": 1}, "corridor must be a whole number of at least 2"),
-        ("EndlessTMaze", {"shortest_corridor": 1}, "shortest_corridor must be a whole number of at least 2"),
-        ("EndlessTMaze", {"corridor": 4, "shortest_corridor": 5}, "corridor must be a whole number of at least 5"),
-        ("EndlessTMaze", {"junctions": 0}, "junctions must be a whole number of at least 1"),
-        ("DistractorTMaze", {"corridor": 1}, "corridor must be a whole number of at least 2"),
-        ("DistractorTMaze", {"corridor": 257}, "corridor must be at most 256, since the cell is shown in 8 bits"),
+        ("EndlessTMaze", {"corridor": 1}, "corridor must be a whole number in [2, "),
+        ("EndlessTMaze", {"shortest_corridor": 1}, "shortest_corridor must be a whole number in [2, "),
+        ("EndlessTMaze", {"corridor": 4, "shortest_corridor": 5}, "corridor with shortest_corridor 5 must be"),
+        ("EndlessTMaze", {"junctions": 0}, "junctions must be a whole number in [1, "),
+        ("DistractorTMaze", {"corridor": 1}, "corridor must be a whole number in [2, "),
+        ("DistractorTMaze", {"corridor": 257}, "corridor must be a whole number in [2, 256]"),
         ("DistractorTMaze", {"distractors": -1}, "distractors"),
-        ("DistractorTMaze", {"corridor": 20, "limit": 19}, "limit must be a whole number of at least 20, got 19"),
-        ("DistractorTMaze", {"shortest_way": 0}, "shortest_way must be a whole number of at least 1"),
-        ("DistractorTMaze", {"corridor": 9, "shortest_way": 9}, "shortest_way must be below the corridor of 9 cells"),
+        ("DistractorTMaze", {"corridor": 20, "limit": 19}, "limit with corridor 20 must be a whole number of at least 20, got 19"),
+        ("DistractorTMaze", {"shortest_way": 0}, "shortest_way must be a whole number in [1, "),
+        ("DistractorTMaze", {"corridor": 9, "shortest_way": 9}, "shortest_way with corridor 9 must be a whole number below 9"),
     ],
 )
 def test_impossible_options_are_refused(
     form: Callable[..., Any], task: str, options: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
         form(task, **options)
 
 
