@@ -24,25 +24,9 @@ from rltransformers.envs.wrappers import (
 )
 
 __all__ = [
-    "TASKS",
-    "VELOCITY_INDICES",
-    "WRAPPERS",
-    "ActionMasks",
-    "CopyObservation",
-    "DropIndices",
-    "DropUnsupported",
-    "FiniteVecEnv",
-    "FlatDict",
-    "Flicker",
-    "GlobalSeed",
-    "GridSymbols",
-    "GymnasiumVecEnv",
-    "History",
-    "KeepIndices",
-    "find_spec",
-    "make_env",
-    "make_vec_env",
-    "make_vector_env",
-]
+    "TASKS", "VELOCITY_INDICES", "WRAPPERS", "ActionMasks", "CopyObservation", "DropIndices", "DropUnsupported",
+    "FiniteVecEnv", "FlatDict", "Flicker", "GlobalSeed", "GridSymbols", "GymnasiumVecEnv", "History", "KeepIndices",
+    "find_spec", "make_env", "make_vec_env", "make_vector_env",
+]  # fmt: skip
 
 register_tasks()

@@ -36,9 +36,11 @@ from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, Gl
 
 Env = gymnasium.Env[Any, Any]
 WrapperConfig = str | Mapping[str, Any]
-WrapperFunction = Callable[[Env], Env]
-EnvironmentSource = str | EnvSpec | Callable[..., Env] | Env
-"""An id, a specification, a function or class that makes an environment, or an environment."""
+Wrappers = Sequence[WrapperConfig | Callable[[Env], Env]]
+Source = EnvSpec | Callable[..., Env] | Env
+"""A specification, a function or class that makes an environment, or an environment."""
+EnvironmentSource = str | Source
+"""The same, or an id."""
 
 
 @suggesting
@@ -48,7 +50,7 @@ def make_vec_env(
     *,
     seed: int | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[WrapperConfig | WrapperFunction] = (),
+    wrappers: Wrappers = (),
     processes: Processes = False,
     monitor: bool = True,
 ) -> VecEnv:
@@ -83,16 +85,14 @@ def make_vec_env(
     venv: VecEnv
     if processes == "envpool":
         venv = GymnasiumVecEnv(_make_pool(env_id, num_envs, options, wrappers))
-    elif processes:
-        venv = _in_processes(
-            environment_source(env_id, num_envs, options), num_envs, options, wrappers, processes == "async"
-        )
     else:
-        spec = environment_source(env_id, num_envs, options)
-        if isinstance(spec, EnvSpec) and _is_program(spec, wrappers):
-            venv = GymnasiumVecEnv(_make_program(spec, num_envs, options, AutoresetMode.SAME_STEP))
+        source = environment_source(env_id, num_envs, options)
+        if processes:
+            venv = _in_processes(source, num_envs, options, wrappers, shared=processes == "async")
+        elif isinstance(source, EnvSpec) and _is_program(source, wrappers):
+            venv = GymnasiumVecEnv(_make_program(source, num_envs, options, AutoresetMode.SAME_STEP))
         else:
-            venv = SerialVecEnv(_copies(spec, num_envs, options, wrappers))
+            venv = SerialVecEnv(_copies(source, num_envs, options, wrappers))
     if seed is not None:
         seed_environments(venv, branch_seeds(seed, "environment", venv.num_envs))
     venv = FiniteVecEnv(venv)
@@ -104,7 +104,7 @@ def make_vector_env(
     num_envs: int = 1,
     *,
     env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[WrapperConfig | WrapperFunction] = (),
+    wrappers: Wrappers = (),
 ) -> VectorEnv[Any, Any, Any]:
     """As ``make_vec_env``, but a vector environment of Gymnasium that waits at the end of an episode for a reset.
 
@@ -114,14 +114,14 @@ def make_vector_env(
         ConfigError, MissingExtraError: as ``make_vec_env``.
     """
     options = _checked(env_kwargs, wrappers)
-    spec = environment_source(env_id, num_envs, options)
-    if isinstance(spec, EnvSpec) and _is_program(spec, wrappers):
-        return _make_program(spec, num_envs, options, AutoresetMode.DISABLED)
-    copies = _copies(spec, num_envs, options, wrappers, flat=False)
+    source = environment_source(env_id, num_envs, options)
+    if isinstance(source, EnvSpec) and _is_program(source, wrappers):
+        return _make_program(source, num_envs, options, AutoresetMode.DISABLED)
+    copies = _copies(source, num_envs, options, wrappers, flat=False)
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.DISABLED)
 
 
-def source_name(source: str | EnvSpec | Callable[..., Any] | Env) -> str:
+def source_name(source: EnvironmentSource) -> str:
     """Return the name of an environment for messages."""
     if isinstance(source, EnvSpec):
         return source.id
@@ -131,7 +131,7 @@ def source_name(source: str | EnvSpec | Callable[..., Any] | Env) -> str:
 
 
 @contextmanager
-def construction(source: str | EnvSpec | Callable[..., Any], options: Mapping[str, Any]) -> Iterator[None]:
+def construction(source: EnvironmentSource, options: Mapping[str, Any]) -> Iterator[None]:
     """Turn exceptions of a constructor into an error of ours that names the environment."""
     try:
         yield
@@ -167,9 +167,7 @@ def make_by(function: Callable[..., Any], options: Mapping[str, Any]) -> Env:
     return env
 
 
-def environment_source(
-    env: Any, num_envs: int = 1, env_kwargs: Mapping[str, Any] | None = None
-) -> EnvSpec | Callable[..., Env] | Env:
+def environment_source(env: Any, num_envs: int = 1, env_kwargs: Mapping[str, Any] | None = None) -> Source:
     """Source of environments: an id as its specification, everything else as it is.
 
     Raises:
@@ -198,36 +196,24 @@ def environment_source(
 
 
 def _copies(
-    spec: EnvSpec | Callable[..., Env] | Env,
-    num_envs: int,
-    options: dict[str, Any],
-    wrappers: Sequence[WrapperConfig | WrapperFunction],
-    *,
-    flat: bool = True,
-    relay: bool = False,
+    source: Source, num_envs: int, options: dict[str, Any], wrappers: Wrappers, flat: bool = True, relay: bool = False
 ) -> list[Callable[[], Env]]:
     """Functions that make the copies, each checked; ``relay`` as for ``CheckedEnv``."""
 
     def build(index: int) -> Env:
-        return CheckedEnv(make_env(spec, env_kwargs=options, wrappers=wrappers, flat=flat), index, relay)
+        return CheckedEnv(make_env(source, env_kwargs=options, wrappers=wrappers, flat=flat), index, relay)
 
     return [partial(build, index) for index in range(check(num_envs, Environments, "num_envs"))]
 
 
-def _in_processes(
-    spec: EnvSpec | Callable[..., Env] | Env,
-    num_envs: int,
-    options: dict[str, Any],
-    wrappers: Sequence[WrapperConfig | WrapperFunction],
-    shared: bool,
-) -> VecEnv:
+def _in_processes(source: Source, num_envs: int, options: dict[str, Any], wrappers: Wrappers, shared: bool) -> VecEnv:
     """A process for each copy; with ``shared`` memory for observations."""
-    if isinstance(spec, gymnasium.Env):
+    if isinstance(source, gymnasium.Env):
         raise ConfigError("an environment cannot be taken into another process; give a function that makes it")
-    make_env(spec, env_kwargs=options, wrappers=wrappers).close()  # an error in a worker is a broken pipe
+    make_env(source, env_kwargs=options, wrappers=wrappers).close()  # an error in a worker is a broken pipe
     here, safe = os.getpid(), SAFE_PATH in os.environ
     copies: list[Callable[[], Env]] = [
-        partial(_in_worker, copy, here, safe) for copy in _copies(spec, num_envs, options, wrappers, relay=True)
+        partial(_in_worker, copy, here, safe) for copy in _copies(source, num_envs, options, wrappers, relay=True)
     ]
     try:
         with safe_path():
@@ -245,9 +231,7 @@ def _in_processes(
         ) from error
 
 
-def _make_pool(
-    env_id: EnvironmentSource, num_envs: int, options: dict[str, Any], wrappers: Sequence[Any]
-) -> EnvPoolVector:
+def _make_pool(env_id: EnvironmentSource, num_envs: int, options: dict[str, Any], wrappers: Wrappers) -> EnvPoolVector:
     if not isinstance(env_id, str):
         raise ConfigError(f"EnvPool makes environments of ids of its own, not of {shown(env_id)}; leave 'envpool' out")
     if wrappers:
@@ -260,7 +244,7 @@ def _make_pool(
         return EnvPoolVector(env_id, count, options)
 
 
-def _is_program(spec: EnvSpec, wrappers: Sequence[Any]) -> bool:
+def _is_program(spec: EnvSpec, wrappers: Wrappers) -> bool:
     """Whether all copies run as one numpy program: our own tasks, as long as nothing is wrapped around a single one."""
     return not wrappers and str(spec.vector_entry_point).startswith("rltransformers.")
 
@@ -283,7 +267,7 @@ def make_env(
     env: EnvironmentSource,
     *,
     env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[WrapperConfig | WrapperFunction] = (),
+    wrappers: Wrappers = (),
     flat: bool = True,
 ) -> Env:
     """One environment with its wrappers and, where observations are nested, ``FlatDict`` (unless ``flat`` is False).
@@ -293,7 +277,12 @@ def make_env(
     """
     options = _checked(env_kwargs, wrappers)
     source = environment_source(env, 1, options)
-    wrapped: Env = CopyObservation(_make(source, options))
+    if isinstance(source, EnvSpec):
+        with construction(source, options):
+            bare: Env = gymnasium.make(source, disable_env_checker=True, **options)
+    else:
+        bare = source if isinstance(source, gymnasium.Env) else make_by(source, options)
+    wrapped: Env = CopyObservation(bare)
     if isinstance(source, EnvSpec) and source.id.startswith(GLOBAL_RANDOMNESS):
         wrapped = GlobalSeed(wrapped)
     for wrapper in wrappers:
@@ -302,7 +291,11 @@ def make_env(
             raise ConfigError(
                 f"the wrapper {shown(wrapper)} makes {shown(wrapped)}, which is no environment of Gymnasium"
             )
-    _check_spaces(source_name(source), wrapped)
+    try:
+        check_observation_space(wrapped.observation_space)
+        check_supported(wrapped.action_space, "action")
+    except ConfigError as error:
+        raise ConfigError(f"{source_name(source)}: {error}") from error
     return FlatDict(wrapped) if flat and is_nested(wrapped.observation_space) else wrapped
 
 
@@ -312,15 +305,6 @@ def _checked(env_kwargs: Any, wrappers: Any) -> dict[str, Any]:
         raise ConfigError(f"wrappers is a list, also of a single one: write [{wrappers!r}]")
     check(wrappers, Sequence[Any], "wrappers")
     return dict(check(env_kwargs, Mapping[str, Any] | None, "env_kwargs") or {})
-
-
-def _make(source: EnvSpec | Callable[..., Env] | Env, options: dict[str, Any]) -> Env:
-    if isinstance(source, gymnasium.Env):
-        return source
-    if not isinstance(source, EnvSpec):
-        return make_by(source, options)
-    with construction(source, options):
-        return gymnasium.make(source, disable_env_checker=True, **options)
 
 
 def _make_program(
@@ -395,11 +379,3 @@ def _wrapper_type(name: str) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
         known = [*WRAPPERS, *(each for each in gymnasium.wrappers.__all__ if each[0].isupper())]  # no modules
         raise ConfigError(f"unknown wrapper {name!r}; {did_you_mean(name, known)}")
     return wrapper_type
-
-
-def _check_spaces(env_id: str, env: Env) -> None:
-    try:
-        check_observation_space(env.observation_space)
-        check_supported(env.action_space, "action")
-    except ConfigError as error:
-        raise ConfigError(f"{env_id}: {error}") from error

@@ -36,9 +36,11 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         envpool: Any = require("envpool", "envpool")
         known = envpool.list_all_envs()
         if env_id not in known:
-            raise ConfigError(f"EnvPool has no environment {env_id!r}; {_hint(env_id, known)}")
-        self._make, self._arguments = envpool.make, {"task_id": env_id, "env_type": "gymnasium", "num_envs": num_envs}
-        self._arguments |= options
+            near = did_you_mean(env_id.rpartition("/")[2], known)
+            hint = near if near.startswith("did") else "`envpool.list_all_envs()` names those that it has"
+            raise ConfigError(f"EnvPool has no environment {env_id!r}; {hint}")
+        self._make = envpool.make
+        self._arguments = {"task_id": env_id, "env_type": "gymnasium", "num_envs": num_envs, **options}
         self.num_envs = num_envs
         self.pool = self._make(**self._arguments)
         self.single_observation_space = self.pool.observation_space
@@ -91,9 +93,3 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
 
 def _without_rows(info: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in info.items() if key not in _ROWS}
-
-
-def _hint(env_id: str, known: list[str]) -> str:
-    name = env_id.rpartition("/")[2]
-    near = did_you_mean(name, known)
-    return near if near.startswith("did") else "`envpool.list_all_envs()` names those that it has"

@@ -1,11 +1,9 @@
-"""Where vector environments stand, as plain data: a run that goes on from it equals one that never stopped.
+"""State of vector environments as plain data: a run that goes on from it equals one that never stopped.
 
 An environment takes part by two methods. ``state_dict()`` returns everything that its coming steps depend on: nested
 dictionaries and lists of numbers, strings, booleans, None and numpy arrays (a numpy generator is its
 ``bit_generator.state``), or None when it cannot tell. ``load_state_dict(state)`` goes on from there, in an environment
-that was built with the same options. Of a stack of wrappers every layer is asked; one that cannot tell leaves the whole
-stack without a state. Our vectorized tasks, ``GymnasiumVecEnv`` and ``FiniteVecEnv`` have the two methods;
-Stable-Baselines3's ``VecMonitor`` and ``VecNormalize`` are known here.
+that was built with the same options. One layer of a stack that cannot tell leaves all of it without a state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +13,8 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor, VecNormalize
 
 State = dict[str, Any]
+COUNT = f"{VecMonitor.__name__}/count"
+"""End of the path of the episodes that a ``VecMonitor`` has counted."""
 
 
 def environment_state(env: VecEnv) -> State | None:
@@ -60,10 +60,14 @@ def joined_states(states: Sequence[State | None]) -> State | None:
     return joined
 
 
-def part_of_state(state: State, rank: int, size: int) -> State:
-    """The inverse of ``joined_states``: the state of process ``rank`` of ``size``."""
-    part: State = _part(state, "", rank, size)
-    return part
+def part_of_state(state: Any, rank: int, size: int, name: str = "") -> Any:
+    """The inverse of ``joined_states``: the state of process ``rank`` of ``size``, of a part at the path ``name``."""
+    if isinstance(state, list) or (isinstance(state, np.ndarray) and state.ndim):
+        share = len(state) // size
+        return state[rank * share : (rank + 1) * share]
+    if isinstance(state, Mapping):
+        return {key: part_of_state(part, rank, size, f"{name}/{key}") for key, part in state.items()}
+    return state if rank == 0 or not name.endswith(COUNT) else 0
 
 
 def _joined(values: list[Any], name: str) -> Any:
@@ -74,16 +78,7 @@ def _joined(values: list[Any], name: str) -> Any:
         return [entry for value in values for entry in value]
     if isinstance(first, Mapping):
         return {key: _joined([value[key] for value in values], f"{name}/{key}") for key in first}
-    return sum(values) if name.endswith(f"{VecMonitor.__name__}/count") else first
-
-
-def _part(value: Any, name: str, rank: int, size: int) -> Any:
-    if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim):
-        share = len(value) // size
-        return value[rank * share : (rank + 1) * share]
-    if isinstance(value, Mapping):
-        return {key: _part(part, f"{name}/{key}", rank, size) for key, part in value.items()}
-    return value if rank == 0 or not name.endswith(f"{VecMonitor.__name__}/count") else type(value)(0)
+    return sum(values) if name.endswith(COUNT) else first
 
 
 def _state(layer: Any) -> State | None:
