@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, Tokens, chosen
 from rltransformers.functional.recurrences import causal_sums
-from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
 
 def episode_mean(
@@ -42,10 +42,9 @@ class AverageAttention(StateMixer):
         self.gates = nn.Linear(2 * dims.width, 2 * dims.width)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The sum over the episode; its length is the position."""
         return {"sum": (self.width,)}
 
-    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         """Tells the mean weight of the past as "past_gate"."""
         mean, total = episode_mean(h, state["sum"], call.tokens)
         past = self.feed_forward(mean.to(h.dtype))
@@ -56,13 +55,9 @@ class AverageAttention(StateMixer):
 
 
 SPEC = Spec(
-    id="B7",
-    name="average",
-    axis="mixer",
-    paper="Zhang, Xiong & Su 2018, arXiv 1805.00631",
+    id="B7", name="average", axis="mixer", paper="Zhang, Xiong & Su 2018, arXiv 1805.00631",
     summary="gated mean over the episode so far: no queries, no keys, one sum as memory",
-    build=AverageAttention,
-    options=Options,
+    build=AverageAttention, options=Options,
     traits=Traits(family="VAL", horizon="episode", state="D"),
     formula="g = FFN(mean_(s <= t) y_s), [i, f] = sigmoid(W [y_t; g]), o_t = i y_t + f g",
-)
+)  # fmt: skip

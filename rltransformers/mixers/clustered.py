@@ -20,16 +20,14 @@ from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.prefixes import bounded_exp
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.functional.running_top import Largest, running_largest
-from rltransformers.mixers.interface import Dims
-from rltransformers.mixers.kernel import HeadsMixer
+from rltransformers.mixers.interface import Dims, LayerState
+from rltransformers.mixers.kernel import HeadsMixer, exact_product
 
 
 def nearest_word(q: Float[Tensor, "B H T Dh"], words: Float[Tensor, "H C Dh"]) -> Int[Tensor, "B H T"]:
     """The codeword at the smallest distance, in full precision: acting and learning have to find the same one."""
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    with torch.autocast(q.device.type, enabled=False):
-        words = words.to(dtype)
-        return (q.to(dtype) @ words.transpose(-1, -2) - words.square().sum(-1)[:, None] / 2).argmax(-1)
+    product = exact_product(q, words)
+    return (product - words.to(product.dtype).square().sum(-1)[:, None] / 2).argmax(-1)
 
 
 @dataclass(frozen=True)
@@ -78,11 +76,10 @@ class Clustered(OnlineMeans, HeadsMixer):
         return shapes
 
     def read(
-        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: LayerState, call: Call
+    ) -> tuple[Tensor, LayerState]:
         """Attention of the codewords, and what the keys that weigh most add to it."""
-        share = self.dims.heads // self.dims.kv_heads
-        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+        k, v = k.repeat_interleave(self.dims.share, 1), v.repeat_interleave(self.dims.share, 1)
         own = nearest_word(q.detach(), self.codebook)
         self._watch(q.detach(), own, call)
         counted = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last column sums the weights
@@ -105,10 +102,8 @@ class Clustered(OnlineMeans, HeadsMixer):
         return mixed + (change[..., None, :] @ values.to(change.dtype)).squeeze(-2), new
 
     def _logits(self, k: Float[Tensor, "B H n Dh"]) -> Float[Tensor, "B H n C"]:
-        """Of keys for every codeword, in float32 at least."""
-        dtype = torch.promote_types(k.dtype, torch.float32)
-        with torch.autocast(k.device.type, enabled=False):
-            return k.to(dtype) @ self.codebook.to(dtype).transpose(-1, -2) / math.sqrt(self.dims.head_dim)
+        """Of keys for every codeword."""
+        return exact_product(k, self.codebook) / math.sqrt(self.dims.head_dim)
 
     def _lists(self, k: Tensor, v: Tensor, own: Tensor, held: Tensor, call: Call) -> tuple[Largest, Tensor, Tensor]:
         """The places that the keys of each token have in all rows, the rows, and the new lists."""
@@ -116,8 +111,7 @@ class Clustered(OnlineMeans, HeadsMixer):
         dtype = torch.promote_types(k.dtype, torch.float32)
         scores = (old.to(dtype) * self.codebook[:, :, None].to(dtype)).sum(-1) / math.sqrt(self.dims.head_dim)
         place = torch.arange(self.top, device=k.device)
-        missing = place > call.tokens.before[:, None, None, None]
-        scores = scores.masked_fill(missing, float("-inf"))
+        scores = scores.masked_fill(place > call.tokens.before[:, None, None, None], float("-inf"))
         asked, last = running_largest(self._logits(k.detach()), scores.detach(), own, call.tokens)
         dtype = torch.promote_types(k.dtype, held.dtype)
         rows = torch.cat([held.flatten(2, 3).to(dtype), torch.cat([k, v], -1).to(dtype)], 2)
@@ -147,23 +141,15 @@ def _rows_at(rows: Float[Tensor, "B H R E"], index: Int[Tensor, "B H X w"]) -> F
 
 
 SPEC = Spec(
-    id="S12",
-    name="clustered",
-    axis="mixer",
-    paper="Vyas et al. 2020, arXiv 2007.04825",
+    id="S12", name="clustered", axis="mixer", paper="Vyas et al. 2020, arXiv 2007.04825",
     summary="queries share the attention of their nearest codeword, and attend themselves to the keys that weigh most",
-    build=Clustered,
-    options=Options,
-    example={"mixer": {"name": "clustered", "clusters": 4, "top": 3}},
+    build=Clustered, options=Options, example={"mixer": {"name": "clustered", "clusters": 4, "top": 3}},
     traits=Traits(
-        causality="X",
-        family="KERN",
-        horizon="episode",
-        state="H C (Dv + 1 + w (Dh + Dv))",
+        causality="X", family="KERN", horizon="episode", state="H C (Dv + 1 + w (Dh + Dv))",
         causal_form="a codebook that is learned by online k-means takes the place of clusters of the queries of one "
         "sequence; running softmax with logits of codewords held in [-40, 40]; codewords give queries no gradient",
     ),
     offers=(Feature.KEYS,),
     formula="a_ts = softmax_s(mu_c(q_t) k_s / sqrt(Dh)), on the w largest of them m_t softmax(q_t k_s / sqrt(Dh)) with "
     "m_t their sum, o_t = sum_s a_ts v_s",
-)
+)  # fmt: skip

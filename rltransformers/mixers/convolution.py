@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.taps import causal_taps, newest_rows, tap_weights, with_past
-from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Convolution(StateMixer):
         """The values of the last K - 1 tokens of the episode, zeros where it is younger."""
         return {"taps": (self.taps - 1, self.width)}
 
-    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         """Tells the mean lag of the kernels as "lookback"."""
         tokens = call.tokens
         values = F.glu(self.project(h), -1)

@@ -57,28 +57,20 @@ class CompressedSelfAttention(LandmarkAttention):
         super().__init__("csalr", dims, options.block, options.landmarks)
         self.ridge, self.iterations = options.ridge, options.iterations
 
-    def solve(
-        self, between: Float[Tensor, "B n H L L"], read: Float[Tensor, "B n H L Dv"]
-    ) -> Float[Tensor, "B n H L Dv"]:
+    def solve(self, between: Tensor, read: Tensor) -> Tensor:
         return ridge_solve(between, read, self.ridge, self.iterations)
 
 
 SPEC = Spec(
-    id="S15",
-    name="csalr",
-    axis="mixer",
+    id="S15", name="csalr", axis="mixer",
     paper="Chen et al. 2020, IJCAI, Compressed self-attention with low-rank approximation",
     summary="Own block exactly, completed blocks through landmark means and a regularized inverse.",
-    build=CompressedSelfAttention,
-    options=Options,
+    build=CompressedSelfAttention, options=Options,
     example={"mixer": {"name": "csalr", "block": 3, "landmarks": 4}, "memory": 14},
     traits=Traits(
-        causality="X",
-        family="SLOT",
-        horizon="(landmarks + 1) block - 1",
-        state="window x 3 H Dh",
+        causality="X", family="SLOT", horizon="(landmarks + 1) block - 1", state="window x 3 H Dh",
         causal_form="blocks from the episode start; landmarks and normalizers use completed blocks only",
     ),
     offers=(Feature.ROWS, Feature.KEYS),
     formula="far = F (A + I)^-1 G V over completed blocks, near = softmax inside the own block, merged by their masses",
-)
+)  # fmt: skip

@@ -22,18 +22,12 @@ class DynamicConv(Convolution):
 
 
 SPEC = Spec(
-    id="F4",
-    name="dynamic_conv",
-    axis="mixer",
-    paper="Wu et al. 2019, arXiv 1901.10430, equation 4",
+    id="F4", name="dynamic_conv", axis="mixer", paper="Wu et al. 2019, arXiv 1901.10430, equation 4",
     summary="Convolution over the last K tokens with weights that the token predicts, shared by a head's channels.",
-    build=DynamicConv,
-    options=Options,
+    build=DynamicConv, options=Options,
     traits=Traits(
-        family="VAL",
-        horizon="taps - 1",
-        state="(taps - 1) D",
+        family="VAL", horizon="taps - 1", state="(taps - 1) D",
         causal_form="taps before the episode leave their weight to the others (`pad: zero` as published)",
     ),
     formula="o_t = W_out sum_(k < K) softmax_k(W_h y_t) y_(t-k), y = GLU(W_in x)",
-)
+)  # fmt: skip

@@ -17,7 +17,7 @@ from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.delta import delta_sums
 from rltransformers.functional.recurrences import causal_sums
-from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.interface import Dims, LayerState
 from rltransformers.mixers.kernel import HeadsMixer
 
 SMALLEST_SUM = 1e-6
@@ -76,12 +76,12 @@ class FastWeights(HeadsMixer):
         return {"weights": (self.dims.heads, self.features, self.dims.value_dim)}
 
     def read(
-        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: LayerState, call: Call
+    ) -> tuple[Tensor, LayerState]:
         """Tells the mean of beta as "rate"."""
-        share = self.dims.heads // self.dims.kv_heads
-        query, key = fast_weight_features(q, self.nu), fast_weight_features(k, self.nu)
-        key, value = key.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+        share = self.dims.share
+        query, key = fast_weight_features(q, self.nu), fast_weight_features(k, self.nu).repeat_interleave(share, 1)
+        value = v.repeat_interleave(share, 1)
         if self.rate is None:
             read, weights = causal_sums(query, key, value, state["weights"], call.tokens)
         else:
@@ -94,15 +94,12 @@ class FastWeights(HeadsMixer):
 
 
 SPEC = Spec(
-    id="S6",
-    name="fast_weight",
-    axis="mixer",
+    id="S6", name="fast_weight", axis="mixer",
     paper="Schlag et al. 2021, arXiv 2102.11174, sections 4.2 and 5.3; Schmidhuber 1992",
     summary="every token corrects the value that a matrix of fast weights holds under its key",
-    build=FastWeights,
-    options=Options,
+    build=FastWeights, options=Options,
     traits=Traits(family="KERN", horizon="episode", state="H m Dv"),
     offers=(Feature.KEYS,),
     formula="W_t = W_(t-1) + beta_t (v_t - W_(t-1) phi(k_t)) phi(k_t)^T, o_t = W_t phi(q_t), beta_t = sigmoid(w x_t), "
     "phi(x) = (elu(x) + 1) / sum(elu(x) + 1)",
-)
+)  # fmt: skip

@@ -16,7 +16,7 @@ from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.blocks import inside_block
 from rltransformers.functional.call import Call, Tokens, chosen
 from rltransformers.functional.taps import inside, many_taps, newest_rows, with_past
-from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
 NEARLY_ZERO = 1e-3
 
@@ -53,8 +53,8 @@ class SpatialGating(StateMixer):
 
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.tokens, self.absolute = options.tokens, options.weights == "absolute"
-        tokens, absolute = self.tokens, self.absolute
+        tokens, absolute = options.tokens, options.weights == "absolute"
+        self.tokens, self.absolute = tokens, absolute
         hidden = 2 * dims.width if options.hidden is None else options.hidden
         self.project = nn.Linear(dims.width, 2 * hidden)
         self.norm = nn.LayerNorm(hidden)
@@ -67,7 +67,7 @@ class SpatialGating(StateMixer):
         """Normalized Z_2 of the last n - 1 tokens of the episode, zeros where it is younger."""
         return {"taps": (self.tokens - 1, self.norm.normalized_shape[0])}
 
-    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         """Tells the mean gate as "gate"."""
         tokens = call.tokens
         value, read = F.gelu(self.project(h)).chunk(2, -1)
@@ -82,21 +82,13 @@ class SpatialGating(StateMixer):
 
 
 SPEC = Spec(
-    id="F2",
-    name="gmlp",
-    axis="mixer",
-    paper="Liu et al. 2021, arXiv 2105.08050, equations 1-4",
+    id="F2", name="gmlp", axis="mixer", paper="Liu et al. 2021, arXiv 2105.08050, equations 1-4",
     summary="A linear map over the last n tokens gates the channels: no queries, no keys.",
-    build=SpatialGating,
-    options=Options,
-    example={"mixer": {"name": "gmlp", "tokens": 5}, "ff": "none"},
+    build=SpatialGating, options=Options, example={"mixer": {"name": "gmlp", "tokens": 5}, "ff": "none"},
     traits=Traits(
-        causality="C*",
-        family="VAL",
-        horizon="tokens - 1",
-        state="(tokens - 1) hidden",
+        causality="C*", family="VAL", horizon="tokens - 1", state="(tokens - 1) hidden",
         causal_form="W reads earlier tokens by their distance and b is one number (`weights: absolute`: both by places "
         "in blocks of n)",
     ),
     formula="V (Z_1 * (W LN(Z_2) + b)), [Z_1, Z_2] = GELU(U x), (W Z)_t = sum_(d < n) w_d Z_(t-d)",
-)
+)  # fmt: skip

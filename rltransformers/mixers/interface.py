@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Past
 
+LayerState = dict[str, Tensor]
+"""What one layer keeps from call to call, by name."""
+
 
 @dataclass(frozen=True)
 class Dims:
@@ -44,6 +47,16 @@ class Dims:
         """Tokens that the last one of a step may see: those of the steps in memory and of its own step."""
         return (self.memory + 1) * self.tokens_per_step
 
+    @property
+    def share(self) -> int:
+        """Query heads of a key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def widths(self) -> list[int]:
+        """Numbers of the queries, keys and values of a token."""
+        return [self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim]
+
     def projection(self, inputs: int, outputs: int) -> nn.Linear:
         """A projection of attention; a bias starts at 0 (GPT-2, BERT)."""
         layer = nn.Linear(inputs, outputs, bias=self.bias)
@@ -63,7 +76,7 @@ class Mixed:
     """
 
     out: Tensor
-    state: dict[str, Tensor]
+    state: LayerState
     logits: Tensor | None = None
 
 
@@ -149,7 +162,7 @@ class RowMixer(Mixer):
         h: Float[Tensor, "B T D"],
         query: Float[Tensor, "B T Q"],
         past: Past,
-        state: dict[str, Tensor],
+        state: LayerState,
         call: Call,
         below: Tensor | None,
     ) -> Mixed:
@@ -160,5 +173,5 @@ class StateMixer(Mixer):
     """Carries its own fixed-size state from token to token."""
 
     @abstractmethod
-    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         """Mix the tokens with normalized inputs ``h``."""

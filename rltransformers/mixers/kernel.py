@@ -5,12 +5,20 @@ Axes: B batch, T tokens, D width, H heads, G key-value heads, m features.
 
 from abc import abstractmethod
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.functional.call import Call, Tokens, chosen
 from rltransformers.functional.recurrences import kernel_attention
-from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
+
+
+def exact_product(x: Float[Tensor, "*n Dh"], rows: Float[Tensor, "*g m Dh"]) -> Float[Tensor, "*n m"]:
+    """``x @ rows^T`` in float32 at least, also under autocast."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    with torch.autocast(x.device.type, enabled=False):
+        return x.to(dtype) @ rows.to(dtype).transpose(-1, -2)
 
 
 class HeadsMixer(StateMixer):
@@ -18,8 +26,7 @@ class HeadsMixer(StateMixer):
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
-        self.dims = dims
-        self.widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim]
+        self.dims, self.widths = dims, dims.widths
         self.project = dims.projection(dims.width, sum(self.widths))
         self.out = dims.projection(dims.heads * dims.value_dim, dims.width)
 
@@ -30,15 +37,15 @@ class HeadsMixer(StateMixer):
         q: Float[Tensor, "B H T Dh"],
         k: Float[Tensor, "B G T Dh"],
         v: Float[Tensor, "B G T Dv"],
-        state: dict[str, Tensor],
+        state: LayerState,
         call: Call,
-    ) -> tuple[Float[Tensor, "B H T Dv"], dict[str, Tensor]]:
+    ) -> tuple[Float[Tensor, "B H T Dv"], LayerState]:
         """Values that every head reads of the episode up to each token, and the new state."""
 
-    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
-        counts = (self.dims.heads, self.dims.kv_heads, self.dims.kv_heads)
-        parts = self.project(h).split(self.widths, -1)
-        q, k, v = (part.unflatten(-1, (n, -1)).transpose(1, 2) for part, n in zip(parts, counts, strict=True))
+    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
+        q, k, v = self.project(h).split(self.widths, -1)
+        q = q.unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
+        k, v = (each.unflatten(-1, (self.dims.kv_heads, -1)).transpose(1, 2) for each in (k, v))
         mixed, state = self.read(h, q, k, v, state, call)
         mixed = mixed.transpose(1, 2).flatten(2).to(h.dtype)
         return Mixed(self.out(chosen(mixed, call.wanted)), state)
@@ -56,7 +63,7 @@ class KernelAttention(HeadsMixer):
             decay, of which there is never more than one token's worth, for one token.
     """
 
-    def __init__(self, dims: Dims, features: int, eps: float, floor: float | None = None) -> None:
+    def __init__(self, dims: Dims, features: int, eps: float = 0.0, floor: float | None = None) -> None:
         super().__init__(dims)
         self.features, self.eps, self.floor = features, eps, floor
 
@@ -74,8 +81,8 @@ class KernelAttention(HeadsMixer):
         return {"sum": (heads, self.features, self.dims.value_dim), "norm": (heads, self.features)}
 
     def read(
-        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: LayerState, call: Call
+    ) -> tuple[Tensor, LayerState]:
         return self.attend(self.of_queries(q), self.of_keys(k), v, state, call.tokens)
 
     def attend(
@@ -83,10 +90,10 @@ class KernelAttention(HeadsMixer):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        state: dict[str, Tensor],
+        state: LayerState,
         tokens: Tokens,
         log_decay: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, LayerState]:
         """``kernel_attention`` with the denominator of the class."""
         floor: Tensor | float | None = self.floor
         if floor is not None and log_decay is None:

@@ -17,10 +17,7 @@ from rltransformers.functional.blocks import episode_blocks
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.keys import Past, in_order
 from rltransformers.functional.windows import take_rows
-from rltransformers.mixers.interface import Dims, Mixed, RowMixer
-
-Solve = Callable[[Tensor, Tensor], Tensor]
-"""From the attention of landmarks to landmarks, and what these read from tokens, to what queries read from them."""
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, RowMixer
 
 
 def pseudo_inverse(matrix: Float[Tensor, "*n L L"], iterations: int) -> Float[Tensor, "*n L L"]:
@@ -49,7 +46,7 @@ def landmark_blocks(
     v: Float[Tensor, "B N b H Dv"],
     present: Bool[Tensor, "B n L"],
     exists: Bool[Tensor, "B n b"],
-    solve: Solve,
+    solve: Callable[[Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "B n b H Dv"]:
     """Outputs for the last n = N - L blocks; block i sees itself causally and its L predecessors where ``present``.
 
@@ -64,8 +61,7 @@ def landmark_blocks(
     q = q / math.sqrt(head_dim)
     own_q, own_k, own_v = q[:, landmarks:], k[:, landmarks:], v[:, landmarks:]
     mean_q, mean_k = _predecessors(q.mean(2), landmarks), _predecessors(k.mean(2), landmarks)  # B n H Dh L
-    past_k = _predecessors(k, landmarks)  # B n b H Dh L
-    past_v = _predecessors(v, landmarks)
+    past_k, past_v = _predecessors(k, landmarks), _predecessors(v, landmarks)  # B n b H Dh L
 
     seen = present[:, :, None, None]  # B n 1 1 L: as keys
     between = torch.einsum("bnhdl,bnhdm->bnhlm", mean_q, mean_k)
@@ -80,8 +76,7 @@ def landmark_blocks(
 
     far = torch.einsum("bnihd,bnhdl->bnhil", own_q, mean_k) + math.log(block)
     near = torch.einsum("bnihd,bnjhd->bnhij", own_q, own_k)
-    causal = torch.ones(block, block, dtype=torch.bool, device=q.device).tril()
-    within = causal & exists[:, :, None, None]
+    within = torch.ones(block, block, dtype=torch.bool, device=q.device).tril() & exists[:, :, None, None]
     allowed = torch.cat([seen.expand(-1, -1, 1, block, -1), within], -1)
     far, near = _softmax(torch.cat([far, near], -1), allowed).split([landmarks, block], -1)
     return torch.einsum("bnhil,bnhlv->bnihv", far, summary) + torch.einsum("bnhij,bnjhv->bnihv", near, own_v)
@@ -114,9 +109,8 @@ class LandmarkAttention(RowMixer):
 
     def __init__(self, name: str, dims: Dims, block: int, landmarks: int | None, conv: int = 0) -> None:
         super().__init__()
-        self.dims, self.block = dims, block
+        self.dims, self.widths, self.block = dims, dims.widths, block
         self.landmarks, self.horizon = window_of(name, dims, block, landmarks, conv)
-        self.widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim]
         self.key_width = sum(self.widths)
         self.project = dims.projection(dims.width, self.key_width)
         self.out = dims.projection(dims.heads * dims.value_dim, dims.width)
@@ -140,7 +134,7 @@ class LandmarkAttention(RowMixer):
         h: Float[Tensor, "B T D"],
         query: Float[Tensor, "B T E"],
         past: Past,
-        state: dict[str, Tensor],
+        state: LayerState,
         call: Call,
         below: Tensor | None,
     ) -> Mixed:
@@ -154,8 +148,7 @@ class LandmarkAttention(RowMixer):
         q, k, v = self.heads_of(gathered)
         present = (steps <= blocks.number[..., None]) & _predecessors(start >= 0, self.landmarks)
         grid = landmark_blocks(q, k, v, present, index[:, self.landmarks :] >= 0, self.solve).flatten(1, 2)
-        mixed = take_rows(grid, blocks.of_token * self.block + blocks.place)
-        mixed = self.finished(mixed, keys, call)
+        mixed = self.finished(take_rows(grid, blocks.of_token * self.block + blocks.place), keys, call)
         return Mixed(self.out(chosen(mixed.flatten(2), call.wanted)), state)
 
     def heads_of(self, rows: Float[Tensor, "*n E"]) -> list[Tensor]:
@@ -165,7 +158,7 @@ class LandmarkAttention(RowMixer):
         return [part.unflatten(-1, (n, -1)).repeat_interleave(self.dims.heads // n, -2) for part, n in parts]
 
     def finished(self, mixed: Float[Tensor, "B T H Dv"], keys: Float[Tensor, "B S E"], call: Call) -> Tensor:
-        """Outputs of the heads, with what else reads the rows; nothing else does."""
+        """Outputs of the heads, with what else reads the rows."""
         return mixed
 
 
@@ -173,7 +166,7 @@ MAX_LANDMARKS = 1000
 """Landmarks are compared with each other, and the matrix of every block is inverted."""
 
 
-def window_of(name: str, dims: Dims, block: int, landmarks: int | None, conv: int = 0) -> tuple[int, int]:
+def window_of(name: str, dims: Dims, block: int, landmarks: int | None, conv: int) -> tuple[int, int]:
     """Landmarks and the horizon; raises as ``LandmarkAttention``."""
     visible = dims.tokens_in_view - 1
     if landmarks is None:

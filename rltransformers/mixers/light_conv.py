@@ -23,18 +23,12 @@ class LightConv(Convolution):
 
 
 SPEC = Spec(
-    id="F3",
-    name="light_conv",
-    axis="mixer",
-    paper="Wu et al. 2019, arXiv 1901.10430",
+    id="F3", name="light_conv", axis="mixer", paper="Wu et al. 2019, arXiv 1901.10430",
     summary="depthwise convolution over the last K tokens, weights softmax-normalized and shared by a head's channels",
-    build=LightConv,
-    options=Options,
+    build=LightConv, options=Options,
     traits=Traits(
-        family="VAL",
-        horizon="taps - 1",
-        state="(taps - 1) D",
+        family="VAL", horizon="taps - 1", state="(taps - 1) D",
         causal_form="taps before the episode leave their weight to the others (`pad: zero` as published)",
     ),
     formula="o_tc = sum_k softmax_k(w_h) y_(t-k)c, y = GLU(W_in x)",
-)
+)  # fmt: skip

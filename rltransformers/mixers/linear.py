@@ -17,7 +17,7 @@ def positive(x: Tensor) -> Tensor:
 
 
 class LinearAttention(KernelAttention):
-    """Kernel attention with ``elu(x) + 1``; 1e-6 in the denominator."""
+    """Kernel attention with ``elu(x) + 1``."""
 
     def __init__(self, dims: Dims, options: NoOptions) -> None:
         super().__init__(dims, dims.head_dim, EPS)
@@ -30,13 +30,10 @@ class LinearAttention(KernelAttention):
 
 
 SPEC = Spec(
-    id="S3",
-    name="linear",
-    axis="mixer",
-    paper="Katharopoulos et al. 2020, arXiv 2006.16236",
+    id="S3", name="linear", axis="mixer", paper="Katharopoulos et al. 2020, arXiv 2006.16236",
     summary="kernel elu(x) + 1 instead of softmax: a fixed-size sum remembers the whole episode",
     build=LinearAttention,
     traits=Traits(family="KERN", horizon="episode", state="H Dh (Dv + 1)"),
     offers=(Feature.KEYS,),
     formula="o_t = phi(q_t) sum_s phi(k_s) v_s / (phi(q_t) sum_s phi(k_s) + 1e-6), phi = elu + 1",
-)
+)  # fmt: skip

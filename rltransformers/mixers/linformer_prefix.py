@@ -13,9 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
-from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.call import Call
 from rltransformers.functional.prefixes import prefix_attention
-from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, LayerState
+from rltransformers.mixers.kernel import HeadsMixer
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,14 @@ class Projections(nn.Module):
         self.of_values = self.of_keys if options.sharing in ("kv", "layers") else Columns(*sizes)
 
 
-class LinformerPrefix(StateMixer):
+class LinformerPrefix(HeadsMixer):
     """Linformer whose projections of keys and values are known for every prefix of the episode."""
 
     def __init__(self, dims: Dims, options: Options) -> None:
-        super().__init__()
-        self.dims, self.slots, self.projections = dims, options.slots, Projections(dims, options)
+        projections = Projections(dims, options)  # drawn in front of the other weights
+        super().__init__(dims)
+        self.slots, self.projections = options.slots, projections
         self.shared = ("projections",) if options.sharing == "layers" else ()
-        self.widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim]
-        self.project = dims.projection(dims.width, sum(self.widths))
-        self.out = dims.projection(dims.heads * dims.value_dim, dims.width)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The projected keys and values of the episode."""
@@ -75,33 +74,23 @@ class LinformerPrefix(StateMixer):
             "projected_values": (dims.heads, self.slots, dims.value_dim),
         }
 
-    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
-        heads, groups = self.dims.heads, self.dims.kv_heads
-        parts = zip(self.project(h).split(self.widths, -1), (heads, groups, groups), strict=True)
+    def read(
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: LayerState, call: Call
+    ) -> tuple[Tensor, LayerState]:
         columns = [each(call.tokens.p) for each in (self.projections.of_keys, self.projections.of_values)]
-        q, *rest = [part.unflatten(-1, (count, -1)).transpose(1, 2) for part, count in parts]
-        k, v, of_keys, of_values = (each.repeat_interleave(heads // each.shape[1], 1) for each in (*rest, *columns))
-        mixed, state = prefix_attention(q / math.sqrt(q.shape[-1]), k, v, of_keys, of_values, state, call.tokens)
-        mixed = mixed.transpose(1, 2).flatten(2).to(h.dtype)
-        return Mixed(self.out(chosen(mixed, call.wanted)), state)
+        parts = (each.repeat_interleave(self.dims.heads // each.shape[1], 1) for each in (k, v, *columns))
+        k, v, of_keys, of_values = parts
+        return prefix_attention(q / math.sqrt(q.shape[-1]), k, v, of_keys, of_values, state, call.tokens)
 
 
 SPEC = Spec(
-    id="S8-prefix",
-    name="linformer_prefix",
-    axis="mixer",
-    paper="Wang et al. 2020, arXiv 2006.04768, equation 7",
+    id="S8-prefix", name="linformer_prefix", axis="mixer", paper="Wang et al. 2020, arXiv 2006.04768, equation 7",
     summary="All keys and values of the episode so far are projected to a fixed number of them.",
-    build=LinformerPrefix,
-    options=Options,
-    example={"mixer": {"name": "linformer_prefix", "slots": 5, "max_len": 9}},
+    build=LinformerPrefix, options=Options, example={"mixer": {"name": "linformer_prefix", "slots": 5, "max_len": 9}},
     traits=Traits(
-        causality="X",
-        family="KERN",
-        horizon="episode",
-        state="H slots (Dh + Dv)",
+        causality="X", family="KERN", horizon="episode", state="H slots (Dh + Dv)",
         causal_form="E and F project the tokens up to the query; positions behind max_len use their columns again",
     ),
     offers=(Feature.KEYS,),
     formula="o_t = softmax(q_t K'_t / sqrt(Dh)) V'_t, K'_t = sum_(s <= t) E_(p_s) k_s, V'_t = sum_(s <= t) F_(p_s) v_s",
-)
+)  # fmt: skip

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.prefixes import prefix_attention
-from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.interface import Dims, LayerState
 from rltransformers.mixers.kernel import HeadsMixer
 
 
@@ -61,9 +61,9 @@ class Luna(HeadsMixer):
         }
 
     def read(
-        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        share, scale = self.dims.heads // self.dims.kv_heads, 1 / math.sqrt(self.dims.head_dim)
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: LayerState, call: Call
+    ) -> tuple[Tensor, LayerState]:
+        share, scale = self.dims.share, 1 / math.sqrt(self.dims.head_dim)
         packing_keys = self.packing_keys(h).unflatten(-1, (self.dims.kv_heads, -1)).transpose(1, 2)
         weights = packing_weights(packing_keys @ self.packing_queries.transpose(-1, -2) * scale, self.activation)
         k, v, weights = (each.repeat_interleave(share, 1) for each in (k, v, weights))
@@ -73,22 +73,15 @@ class Luna(HeadsMixer):
 
 
 SPEC = Spec(
-    id="S10",
-    name="luna",
-    axis="mixer",
-    paper="Ma et al. 2021, arXiv 2106.01540",
+    id="S10", name="luna", axis="mixer", paper="Ma et al. 2021, arXiv 2106.01540",
     summary="a learned sequence packs the episode so far into a few vectors, tokens unpack them",
-    build=Luna,
-    options=Options,
+    build=Luna, options=Options,
     traits=Traits(
-        causality="X",
-        family="KERN",
-        horizon="episode",
-        state="H l (Dh + Dv)",
+        causality="X", family="KERN", horizon="episode", state="H l (Dh + Dv)",
         causal_form="the causal variant of the paper: running means in place of a softmax over tokens, and the packed "
         "sequence is not handed to the next layer; the tokens are those of the episode",
     ),
     offers=(Feature.KEYS,),
     formula="a_s = omega(P k'_s / sqrt(Dh)), u_t = softmax(sum_(s <= t) (q_t k_s / sqrt(Dh)) a_s / n_t), "
     "o_t = sum_(s <= t) (u_t a_s) v_s / n_t",
-)
+)  # fmt: skip

@@ -55,14 +55,11 @@ class Nystrom(LandmarkAttention):
 
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__("nystrom", dims, options.block, options.landmarks, options.conv)
-        self.iterations, conv = options.iterations, options.conv
-        self.kernel: nn.Parameter | None = None
-        if conv:
-            self.kernel = nn.Parameter(torch.empty(dims.heads, conv).uniform_(-1, 1) / math.sqrt(conv))
+        self.iterations, taps = options.iterations, options.conv
+        kernel = torch.empty(dims.heads, taps).uniform_(-1, 1) / math.sqrt(taps) if taps else None
+        self.kernel = None if kernel is None else nn.Parameter(kernel)
 
-    def solve(
-        self, between: Float[Tensor, "B n H L L"], read: Float[Tensor, "B n H L Dv"]
-    ) -> Float[Tensor, "B n H L Dv"]:
+    def solve(self, between: Tensor, read: Tensor) -> Tensor:
         return pseudo_inverse(between, self.iterations).to(read.dtype) @ read
 
     def finished(self, mixed: Float[Tensor, "B T H Dv"], keys: Float[Tensor, "B S E"], call: Call) -> Tensor:
@@ -72,21 +69,13 @@ class Nystrom(LandmarkAttention):
 
 
 SPEC = Spec(
-    id="S16",
-    name="nystrom",
-    axis="mixer",
-    paper="Xiong et al. 2021, arXiv 2102.03902",
+    id="S16", name="nystrom", axis="mixer", paper="Xiong et al. 2021, arXiv 2102.03902",
     summary="own block exactly, completed blocks through landmark means and a pseudo-inverse",
-    build=Nystrom,
-    options=Options,
-    example={"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}, "memory": 14},
+    build=Nystrom, options=Options, example={"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}, "memory": 14},
     traits=Traits(
-        causality="X",
-        family="SLOT",
-        horizon="(landmarks + 1) block - 1",
-        state="window x 3 H Dh",
+        causality="X", family="SLOT", horizon="(landmarks + 1) block - 1", state="window x 3 H Dh",
         causal_form="blocks from the episode start; landmarks and normalizers use completed blocks only",
     ),
     offers=(Feature.ROWS, Feature.KEYS),
     formula="far = F A^+ G V over completed blocks, near = softmax inside the own block, merged by their masses",
-)
+)  # fmt: skip

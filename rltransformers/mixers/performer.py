@@ -13,7 +13,7 @@ from torch import Tensor
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.draws import DrawSeed, fill, layer_generator, seeded_normal
 from rltransformers.mixers.interface import Dims
-from rltransformers.mixers.kernel import KernelAttention
+from rltransformers.mixers.kernel import KernelAttention, exact_product
 
 # Exponents of key features are held in [-60, 60], far inside float32 (88): a sum over a million tokens still fits.
 # The upper end is met by keys nearly as long as a direction times Dh^(1/4) alone, and only where |w|^2 > 120.
@@ -33,8 +33,8 @@ def orthogonal_directions(features: int, head_dim: int, generator: torch.Generat
 
 
 def query_features(q: Float[Tensor, "*n Dh"], directions: Float[Tensor, "m Dh"]) -> Float[Tensor, "*n m"]:
-    """``exp(w . q')`` divided by its largest feature: every factor common to one query cancels in the attention."""
-    exponent = _projected(q, directions)
+    """``exp(w . q')``, ``q' = q / Dh^(1/4)``, divided by its largest feature: factors common to one query cancel."""
+    exponent = exact_product(q, directions) / q.shape[-1] ** 0.25
     return (exponent - exponent.detach().amax(-1, keepdim=True)).exp()
 
 
@@ -43,16 +43,9 @@ def key_features(k: Float[Tensor, "*n Dh"], directions: Float[Tensor, "m Dh"]) -
 
     Exponents, at most |w|^2 / 2, count as -60 below and as 60 above, which keeps sums of weights finite and above zero.
     """
-    directions = directions.to(torch.promote_types(k.dtype, torch.float32))
-    half_square = k.to(directions.dtype).square().sum(-1, keepdim=True) / (2 * math.sqrt(k.shape[-1]))
-    return (_projected(k, directions) - half_square).clamp(-LARGEST, LARGEST).exp()
-
-
-def _projected(x: Tensor, directions: Tensor) -> Tensor:
-    """``w . x'`` with ``x' = x / Dh^(1/4)``, in float32 at least."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    with torch.autocast(x.device.type, enabled=False):
-        return x.to(dtype) @ directions.to(dtype).T / x.shape[-1] ** 0.25
+    product = exact_product(k, directions) / k.shape[-1] ** 0.25
+    half_square = k.to(product.dtype).square().sum(-1, keepdim=True) / (2 * math.sqrt(k.shape[-1]))
+    return (product - half_square).clamp(-LARGEST, LARGEST).exp()
 
 
 @dataclass(frozen=True)
@@ -72,17 +65,14 @@ class Options:
 class Performer(KernelAttention):
     """FAVOR+ with positive orthogonal features; ``directions`` is drawn once and saved with the weights.
 
-    The authors' code draws anew while training and adds 1e-6 to every feature, so that no sum vanishes; here exponents
-    are bounded from below.
+    The authors' code draws anew while training and adds 1e-6 to every feature; here exponents are bounded from below.
     """
 
     directions: Tensor
 
     def __init__(self, dims: Dims, options: Options) -> None:
-        features = options.features
-        if features is None:
-            features = max(dims.head_dim, round(dims.head_dim * math.log(dims.head_dim)))
-        super().__init__(dims, features, 0.0)
+        features = options.features or max(dims.head_dim, round(dims.head_dim * math.log(dims.head_dim)))
+        super().__init__(dims, features)
         self.register_buffer("directions", torch.empty(features, dims.head_dim))
         generator = layer_generator(options.seed, dims.layer)
         fill(self.directions, lambda: orthogonal_directions(features, dims.head_dim, generator))
@@ -95,14 +85,10 @@ class Performer(KernelAttention):
 
 
 SPEC = Spec(
-    id="S5",
-    name="performer",
-    axis="mixer",
-    paper="Choromanski et al. 2021, arXiv 2009.14794",
+    id="S5", name="performer", axis="mixer", paper="Choromanski et al. 2021, arXiv 2009.14794",
     summary="positive orthogonal random features estimate the softmax kernel with a fixed-size state",
-    build=Performer,
-    options=Options,
+    build=Performer, options=Options,
     traits=Traits(family="KERN", horizon="episode", state="H m (Dv + 1)"),
     offers=(Feature.KEYS,),
     formula="o_t = phi(q_t) sum_s phi(k_s) v_s / phi(q_t) sum_s phi(k_s), phi(x) = exp(W x - |x|^2 / 2) / sqrt(m)",
-)
+)  # fmt: skip

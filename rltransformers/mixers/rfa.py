@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.draws import DrawSeed, fill, layer_generator, seeded_normal
-from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.interface import Dims, LayerState
 from rltransformers.mixers.kernel import KernelAttention
 
 SMALLEST_LENGTH = 1e-6
@@ -68,7 +68,7 @@ class RandomFeatureAttention(KernelAttention):
     gate: nn.Linear | None
 
     def __init__(self, dims: Dims, options: Options) -> None:
-        super().__init__(dims, 2 * options.directions, 0.0, options.floor)
+        super().__init__(dims, 2 * options.directions, floor=options.floor)
         shape = dims.kv_heads, options.directions, dims.head_dim
         self.register_buffer("directions", torch.empty(shape))
         scale = nn.Parameter(torch.ones(shape[0], 1, shape[2])) if options.learned_scale else None
@@ -77,14 +77,14 @@ class RandomFeatureAttention(KernelAttention):
         fill(self.directions, lambda: seeded_normal(shape, layer_generator(options.seed, dims.layer)) / options.sigma)
 
     def of_queries(self, q: Tensor) -> Tensor:
-        return fourier_features(q, self._scaled().repeat_interleave(self.dims.heads // self.dims.kv_heads, 0))
+        return fourier_features(q, self._scaled().repeat_interleave(self.dims.share, 0))
 
     def of_keys(self, k: Tensor) -> Tensor:
         return fourier_features(k, self._scaled())
 
     def read(
-        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: LayerState, call: Call
+    ) -> tuple[Tensor, LayerState]:
         """With a gate g the sums become ``g S + (1 - g) phi(k) v^T`` (section 3.2). Tells the mean of g as "kept"."""
         if self.gate is None:
             return super().read(h, q, k, v, state, call)
@@ -100,17 +100,11 @@ class RandomFeatureAttention(KernelAttention):
 
 
 SPEC = Spec(
-    id="S4",
-    name="rfa",
-    axis="mixer",
-    paper="Peng et al. 2021, arXiv 2103.02143, sections 3.1 and 3.2",
+    id="S4", name="rfa", axis="mixer", paper="Peng et al. 2021, arXiv 2103.02143, sections 3.1 and 3.2",
     summary="sines and cosines of random projections estimate a Gaussian kernel of unit vectors; a gate may forget",
-    build=RandomFeatureAttention,
-    options=Options,
+    build=RandomFeatureAttention, options=Options,
     traits=Traits(
-        family="KERN",
-        horizon="episode",
-        state="2 H r (Dv + 1)",
+        family="KERN", horizon="episode", state="2 H r (Dv + 1)",
         causal_form="directions are drawn once, in the authors' code from a pool while training; queries and keys are "
         "divided by their length, there by length + 1e-3; the denominator is at least `floor` (t + 1), there 1 for "
         "features that are smaller",
@@ -118,4 +112,4 @@ SPEC = Spec(
     offers=(Feature.KEYS,),
     formula="o_t = phi(q_t) S_t / max(phi(q_t) z_t, floor (t + 1)), S_t = g S_(t-1) + (1 - g) phi(k_t) v_t^T, "
     "phi(x) = [sin W x/|x|, cos W x/|x|] / sqrt(r)",
-)
+)  # fmt: skip

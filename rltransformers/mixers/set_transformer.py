@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.prefixes import bounded_exp, episode_totals, prefix_attention
-from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.interface import Dims, LayerState
 from rltransformers.mixers.kernel import HeadsMixer
 
 
@@ -43,10 +43,10 @@ class InducedAttention(HeadsMixer):
         return {"sum": (heads, points, self.dims.value_dim), "norm": (heads, points)}
 
     def read(
-        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: LayerState, call: Call
+    ) -> tuple[Tensor, LayerState]:
         """Summaries are never formed: queries are taken to the width of values, which are summed per point."""
-        share, scale = self.dims.heads // self.dims.kv_heads, 1 / math.sqrt(self.dims.head_dim)
+        share, scale = self.dims.share, 1 / math.sqrt(self.dims.head_dim)
         weights = bounded_exp(k @ self.points.transpose(-1, -2) * scale).repeat_interleave(share, 1)
         total, norm = episode_totals(weights, state["norm"], call.tokens)
         query, value = q @ self.of_summaries * scale, v.repeat_interleave(share, 1)
@@ -56,22 +56,15 @@ class InducedAttention(HeadsMixer):
 
 
 SPEC = Spec(
-    id="S9",
-    name="set_transformer",
-    axis="mixer",
-    paper="Lee et al. 2019, arXiv 1810.00825",
+    id="S9", name="set_transformer", axis="mixer", paper="Lee et al. 2019, arXiv 1810.00825",
     summary="learned points attend to the episode so far, tokens attend to what the points have gathered",
-    build=InducedAttention,
-    options=Options,
+    build=InducedAttention, options=Options,
     traits=Traits(
-        causality="X",
-        family="KERN",
-        horizon="episode",
-        state="H m (Dv + 1)",
+        causality="X", family="KERN", horizon="episode", state="H m (Dv + 1)",
         causal_form="points gather what is past of each token, as a running softmax with logits held in [-40, 40]; no "
         "norms or feed-forward layers between the two attentions, to which queries are not added; products are divided "
         "by sqrt(Dh), there by the root of the width of all heads; a summary is a value as it is, there projected",
     ),
     offers=(Feature.KEYS,),
     formula="G_tj = sum_(s <= t) softmax_s(i_j k_s / sqrt(Dh)) v_s, o_t = sum_j softmax_j(q_t W G_tj / sqrt(Dh)) G_tj",
-)
+)  # fmt: skip
