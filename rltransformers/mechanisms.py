@@ -98,7 +98,8 @@ def add(spec: Spec, module: str, distribution: str = "") -> Spec:
     places = [(getattr(each, "__module__", ""), getattr(each, "__qualname__", each)) for each in builds]
     anew = present is not None and present.module == module and builds[0] is not builds[1] and places[0] == places[1]
     if spec.name in table and table[spec.name] is not spec and not anew:
-        owner = present.module if present else getattr(table[spec.name].build, "__module__", "rltransformers")
+        build = getattr(table[spec.name].build, "func", table[spec.name].build)  # of a partial
+        owner = present.module if present else getattr(build, "__module__", "rltransformers")
         raise ConfigError(f"{spec.axis} {spec.name!r} is taken by {owner}; choose another name")
     if present is None or anew or distribution:
         assert isinstance(table, MutableMapping)

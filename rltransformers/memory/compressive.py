@@ -20,16 +20,8 @@ from rltransformers.functional import windows
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import At, Group
 from rltransformers.functional.windows import compressed_blocks
-from rltransformers.memory.interface import (
-    Compressed,
-    Form,
-    LayerState,
-    MemoryOptions,
-    Project,
-    Remembered,
-    RowMemory,
-    ring_of,
-)
+from rltransformers.memory.interface import Compressed, Form, MemoryOptions, Project, Remembered, RowMemory, ring_of
+from rltransformers.mixers.interface import LayerState
 
 Function = Literal["mean", "max", "conv"]
 Objective = Literal["autoencode", "attention"]
@@ -44,11 +36,9 @@ class RawPart(Reach):
 
     @property
     def anchored(self) -> bool:
-        """The edge is the end of the newest block."""
         return True
 
     def limit(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-        """p - c F(p)."""
         return p - self.rate * compressed_blocks(p, self.recent, self.rate)
 
 
@@ -76,7 +66,6 @@ class CompressiveMemory(RowMemory):
 
     @property
     def reach(self) -> int:
-        """Blocks stand further back than rows."""
         return max(super().reach, self.farthest + 1)
 
     def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
@@ -86,7 +75,6 @@ class CompressiveMemory(RowMemory):
         return shapes | ({"slot_keys": (self.blocks, self.key_width)} if acts else {})
 
     def with_keys(self, state: LayerState, project: Project, before: Int[Tensor, " B"]) -> LayerState:
-        """Rows with keys, and keys of the compressed inputs."""
         keys = project(state["slots"], lambda: self.last_of(self.newest(before)))
         return super().with_keys(state, project, before) | {"slot_keys": keys}
 
@@ -100,17 +88,14 @@ class CompressiveMemory(RowMemory):
         return (block + 1) * self.rate - 1
 
     def without_keys(self, state: LayerState) -> LayerState:
-        """Layer inputs, raw and compressed."""
         return {name: value for name, value in super().without_keys(state).items() if name != "slot_keys"}
 
     def compress(self, blocks: Float[Tensor, "B N c D"]) -> Float[Tensor, "B N D"]:
-        """One vector per block."""
         if self.encode is not None:
             return self.encode(blocks.flatten(2))
         return blocks.mean(2) if self.function == "mean" else blocks.amax(2)
 
     def forward(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
-        """Rows and compressed blocks in sight, and state after."""
         seen = super().forward(x, keys, state, call, project)
         if "key_ring" in state:
             return self.act(seen, state, call, project)
@@ -225,11 +210,7 @@ class Options(MemoryOptions):
 def build(
     rows: int, width: int, key_width: int, sinks: int, tokens_per_step: int, options: Options
 ) -> CompressiveMemory:
-    """Build a memory of ``slots`` blocks of ``rate`` tokens behind the raw ones, of which ``rows`` lie behind a token.
-
-    Raises:
-        ConfigError: an objective for a compression that does not learn.
-    """
+    """Build a memory of compressed blocks behind the raw tokens, of which ``rows`` lie behind a token."""
     if options.function != "conv" and options.objective != Options.objective:
         raise ConfigError(
             f"compressive objective {options.objective!r} trains a compression that learns, but function "
@@ -244,10 +225,7 @@ SPEC = Spec(
     summary="Keeps recent inputs raw and older ones compressed by `rate`.", build=build, options=Options,
     example={"memory": 5, "memory_kind": {"name": "compressive", "slots": 3, "rate": 2}},
     traits=Traits(
-        family="SLOT",
-        horizon="memory + rate (slots + 1)",
-        state="(memory + rate + slots) D",
-        time="T^2",
+        family="SLOT", horizon="memory + rate (slots + 1)", state="(memory + rate + slots) D", time="T^2",
         causal_form="blocks are anchored to the episode position; a slot's place is the last token it covers",
     ),
     needs=(Feature.SLOTS,),

@@ -3,15 +3,15 @@
 Axes: B batch, T tokens, R memory rows present, S slots of a ring, N slots, D model width, E key row width, n sinks.
 
 Three forms of a state, all of fixed size. For *training* it holds layer inputs, oldest first ("hidden"). For *acting*
-it holds rings ("hidden_ring", "key_ring"): a token is written into the slot ``clock % S`` and nothing else moves, so a
-step has fixed shapes and fixed addresses. *Rows with keys* ("hidden" and "keys", oldest first) stand between the two: a
-segment that continues from acting. A ring has room for the tokens of one environment step besides the window, which the
-first of these tokens still sees when the last one is written.
+it holds rings ("hidden_ring", "key_ring"): a token is written into the slot ``clock % S`` and nothing else moves. *Rows
+with keys* ("hidden" and "keys", oldest first) stand between the two: a segment that continues from acting. A ring has
+room for the tokens of one environment step besides the window, which the first of these tokens still sees.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Literal
 
 import torch
@@ -25,15 +25,13 @@ from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import At, Group, Past, Ring, Rows
-from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.interface import Dims, LayerState
 
 Places = Callable[[], Int[Tensor, "*b S"]]
 """Tells the episode positions of rows, to those who ask; of rows that belong to another episode it tells anything."""
 
 Project = Callable[[Tensor, Places], Tensor]
 """Layer inputs [B, S, D] at places to key rows [B, S, E], with today's weights (normalization included)."""
-
-LayerState = dict[str, Tensor]
 
 Cached = bool | Literal["only"]
 """Value of a ``Form``, as calls write it."""
@@ -56,11 +54,9 @@ class MemoryOptions:
 
     def reach(self, memory: int) -> Reach | None:
         """Visible rows of a layer that may see ``memory`` steps back, where patterns have no say in it."""
-        return None
 
     def layer_with_store(self, able: Sequence[int], layers: int) -> int | None:
         """The layer, of those that are ``able``, that reads a store behind its window; None where none does."""
-        return None
 
     def build_store(self, dims: Dims) -> Store:
         """The store of that layer."""
@@ -104,11 +100,7 @@ class RowMemory(nn.Module):
     as they were computed.
 
     Attributes:
-        rows: rows that are kept.
         slots: S, with room for the tokens that one step of acting brings.
-        width, key_width: D and E.
-        sinks: n.
-        stores_inputs: whether layer inputs are kept, or only what was made of them.
         reach: distances 0 .. reach - 1 from a token to anything it sees.
     """
 
@@ -117,12 +109,10 @@ class RowMemory(nn.Module):
     ) -> None:
         super().__init__()
         self.rows, self.width, self.key_width, self.sinks = rows, width, key_width, sinks
-        self.stores_inputs = stores_inputs
-        self.slots = rows + tokens_per_step
+        self.stores_inputs, self.slots = stores_inputs, rows + tokens_per_step
 
     @property
     def reach(self) -> int:
-        """Largest distance of anything in sight, plus 1."""
         return self.slots + 1
 
     def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
@@ -148,11 +138,7 @@ class RowMemory(nn.Module):
         return {**state, **projected}
 
     def without_keys(self, state: LayerState) -> LayerState:
-        """Layer inputs only, where there are any.
-
-        Raises:
-            ConfigError: an acting state that dropped the layer inputs.
-        """
+        """Layer inputs only, where there are any; ConfigError for an acting state that dropped them."""
         if not self.stores_inputs:
             return state
         if "hidden" not in state:
@@ -212,7 +198,6 @@ def ring_of(size: int, call: Call) -> tuple[Int[Tensor, "*T"], Ring]:
 
     The slot of one token has no axis.
     """
-
     if ("ring", size) not in call.made:
         assert call.clock is not None  # a state with rings has a clock
         time, device = call.tokens.p.shape[1], call.clock.device
@@ -222,18 +207,18 @@ def ring_of(size: int, call: Call) -> tuple[Int[Tensor, "*T"], Ring]:
         place = Ring(torch.where(back < 0, back + size, back), newest)
         slots = newest if time == 1 else (call.clock + torch.arange(time, device=device)) % size
         call.made["ring", size] = slots, place
-    found: tuple[Tensor, Ring] = call.made["ring", size]
-    return found
+    ring: tuple[Tensor, Ring] = call.made["ring", size]
+    return ring
 
 
 def noted(sinks: Float[Tensor, "B n X"], rows: Float[Tensor, "B T X"], tokens: Tokens) -> list[Float[Tensor, "B n X"]]:
     """The sinks as every token finds them: a token among the first n of its episode becomes one."""
     order = torch.arange(sinks.shape[1], device=sinks.device)
-    found = []
+    by_token = []
     for row, p in zip(rows.to(sinks.dtype).unbind(1), tokens.p.unbind(1), strict=True):
         sinks = torch.where((p[:, None] == order)[..., None], row[:, None], sinks)
-        found.append(sinks)
-    return found
+        by_token.append(sinks)
+    return by_token
 
 
 def sink_group(sinks: Float[Tensor, "B T n E"], tokens: Tokens) -> Group:
@@ -307,34 +292,30 @@ def joined(past: Tensor, rows: Tensor, tokens: Tokens, keep: int) -> tuple[Tenso
 # Kinds that keep rows alone
 
 
-def build_cache(
-    rows: int, width: int, key_width: int, sinks: int, tokens_per_step: int, options: MemoryOptions
+def build_rows(
+    rows: int,
+    width: int,
+    key_width: int,
+    sinks: int,
+    tokens_per_step: int,
+    options: MemoryOptions,
+    stores_inputs: bool = True,
 ) -> RowMemory:
-    """Build a cache with a hard cap of ``rows`` tokens, oldest first out."""
-    return RowMemory(rows, width, key_width, sinks, tokens_per_step, stores_inputs=False)
+    """Build a memory of the newest ``rows`` tokens."""
+    return RowMemory(rows, width, key_width, sinks, tokens_per_step, stores_inputs)
 
 
-def build_transformer_xl(
-    rows: int, width: int, key_width: int, sinks: int, tokens_per_step: int, options: MemoryOptions
-) -> RowMemory:
-    """Build a memory of Transformer-XL in its window form, in which every token sees the same number of rows.
-
-    Gradient reaches the key projection through the rows, but not their own past.
-    """
-    return RowMemory(rows, width, key_width, sinks, tokens_per_step, stores_inputs=True)
-
-
+build_cache = partial(build_rows, stores_inputs=False)
 CACHE = Spec(
     "M0", "cache", "memory_kind", "-",
     "Keeps keys and values as computed; training through it reaches no older weights.", build_cache, MemoryOptions,
-    example={"memory_kind": "cache"},
     traits=Traits(horizon="memory", state="memory kv_heads (Dh + Dv)"), needs=(Feature.ROWS,),
     formula="k, v of the last `memory` steps, as they were computed",
 )  # fmt: skip
 TRANSFORMER_XL = Spec(
     "M1", "transformer_xl", "memory_kind", "Dai et al. 2019, arXiv 1901.02860, section 3.2",
     "Keeps layer inputs; keys are recomputed with today's weights, the gradient stops at them.",
-    build_transformer_xl, MemoryOptions, example={"memory_kind": "transformer_xl"},
+    build_rows, MemoryOptions,
     traits=Traits(
         horizon="memory", state="memory D",
         causal_form="every query sees the last memory + 1 steps instead of memory + its place in the segment",

@@ -1,8 +1,7 @@
 """Memorizing memory: one layer retrieves the nearest of many older keys (Wu et al. 2022, arXiv 2203.08913).
 
-Axes: B batch, T tokens, N key rows in view, H heads, G key-value heads, K head width, V value width, C retrieved keys,
-M rows of a bank. A token enters the store when it leaves the window, so that what is found depends on ages alone,
-however the stream is split into calls. Store and window are one run of rows, told apart by their distance.
+Axes: G key-value heads, K head width, V value width, M rows of a bank. A token enters the store when it leaves the
+window, so that what is found depends on ages alone, however the stream is split into calls.
 """
 
 import os
@@ -30,12 +29,9 @@ from rltransformers.mixers.interface import Dims
 def save_bank(
     path: str | os.PathLike[str], keys: Float[np.ndarray, "M G K"], values: Float[np.ndarray, "M G V"]
 ) -> None:
-    """Write keys and values of demonstrations for the option ``bank``; ".npz" is added to a name without it.
+    """Write keys and values of demonstrations, as ``Backbone.stored_keys`` gives them, for the option ``bank``.
 
-    ``Backbone.stored_keys`` gives both; M steps, G heads of keys, K and V numbers each.
-
-    Raises:
-        ConfigError: for arrays of other shapes, and without a single step.
+    A name without ".npz" gets it. Raises ConfigError for arrays of other shapes, and without a single step.
     """
     if keys.ndim != 3 or values.ndim != 3 or len(keys) != len(values) or not len(keys):
         raise ConfigError(f"a bank has keys [M, G, K] and values [M, G, V], got {keys.shape} and {values.shape}")
@@ -45,24 +41,20 @@ def save_bank(
 
 
 def load_bank(path: str, dims: Dims) -> tuple[Tensor, Tensor]:
-    """Keys and values of a bank.
-
-    Raises:
-        ConfigError: the file is missing, is no bank, or is one of a layer of other sizes.
-    """
+    """Keys and values of a bank; ConfigError if the file is missing, no bank, or of a layer of other sizes."""
     if not Path(path).is_file():
         raise ConfigError(f"memory_kind 'memorizing': bank {path!r} is not there; write it with save_bank")
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            found = [file[name] for name in ("keys", "values")]
+            arrays = [file[name] for name in ("keys", "values")]
     except (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile) as error:  # TypeError: a single array
         raise ConfigError(
             f"memory_kind 'memorizing': {path!r} is no bank ({one_line(error)}); write it with save_bank"
         ) from error
-    for name, values in zip(("keys", "values"), found, strict=True):
+    for name, values in zip(("keys", "values"), arrays, strict=True):
         if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
             raise ConfigError(f"memory_kind 'memorizing': {name} of the bank {path!r} are not all finite numbers")
-    keys, values = (torch.from_numpy(values.astype(np.float32)) for values in found)
+    keys, values = (torch.from_numpy(values.astype(np.float32)) for values in arrays)
     wanted = (dims.kv_heads, dims.head_dim), (dims.kv_heads, dims.value_dim)
     if keys.dim() != 3 or (keys.shape[1:], values.shape[1:]) != wanted or len(keys) != len(values) or not len(keys):
         raise ConfigError(
@@ -106,12 +98,7 @@ class Options(MemoryOptions):
         return self.layer
 
     def build_store(self, dims: Dims) -> Store:
-        """Reader of the store.
-
-        Raises:
-            ConfigError: a memory of 0, which the store would belie, keys of one number, a search without the bank that
-                it is for, or a bank that cannot be read.
-        """
+        """Reader of the store; ConfigError for what it cannot work with."""
         if dims.memory == 0:
             raise ConfigError(
                 "memory_kind 'memorizing' keeps a store, so memory 0 does not make it memoryless; "
@@ -136,8 +123,7 @@ SPEC = Spec(
     summary="One layer also reads the `neighbors` nearest of the keys behind its window, mixed in by a gate per head.",
     build=build_cache, options=Options, example={"memory_kind": {"name": "memorizing", "store": 3, "neighbors": 2}},
     traits=Traits(
-        horizon="memory + store",
-        state="(memory + store in one layer) kv_heads (Dh + Dv)",
+        horizon="memory + store", state="(memory + store in one layer) kv_heads (Dh + Dv)",
         causal_form="a token enters the store when it leaves the window, there when its segment ends; where nothing "
         "is stored yet the window stands alone; scales of products are learned as logarithms and start at sqrt(Dh)",
     ),

@@ -13,7 +13,7 @@ from rltransformers.attention.reach import Reach
 from rltransformers.backbone import AXES, PLAIN, Backbone, BackboneConfig, build, catalogue, choices, rules
 from rltransformers.core.spec import Feature, Spec
 from rltransformers.functional.online_means import OnlineMeans
-from rltransformers.memory.interface import MemoryOptions, build_transformer_xl
+from rltransformers.memory.interface import MemoryOptions, build_rows
 from rltransformers.mixers import linear
 from rltransformers.mixers.interface import RowMixer
 
@@ -28,7 +28,7 @@ class TwoSteps(MemoryOptions):
 
 
 def test_a_new_memory_decides_what_is_visible_where_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = Spec("M99", "new", "memory_kind", "-", "Nothing.", build_transformer_xl, TwoSteps)
+    spec = Spec("M99", "new", "memory_kind", "-", "Nothing.", build_rows, TwoSteps)
     monkeypatch.setitem(AXES["memory_kind"].table, "new", spec)
     backbone = Backbone(BackboneConfig(**{**PLAIN, "layers": 1, "memory": 5, "memory_kind": "new"}))
     x = torch.randn(1, 6, backbone.width, requires_grad=True)
