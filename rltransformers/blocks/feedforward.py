@@ -1,7 +1,4 @@
-"""Transforms behind the mixer of a layer: position-wise transforms, and the table of all.
-
-Axes: B batch, T tokens, D model width.
-"""
+"""Transforms behind the mixer of a layer, and the table of all. Axes: B batch, T tokens, D model width."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +24,6 @@ class FeedForward(nn.Module):
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transformed tokens."""
         # Flat, because an activation that overwrites its input would copy it back and forth through a view.
         if x.dim() == 3 and x.shape[1] == 1:  # flat but for an axis of one
             return F.linear(self.act(F.linear(x, self.into.weight, self.into.bias)), self.out.weight, self.out.bias)
@@ -45,7 +41,6 @@ class GatedLinearUnit(nn.Module):
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transformed tokens."""
         gate, value = self.into(x).chunk(2, -1)
         return self.out(self.act(gate) * value)
 
@@ -99,17 +94,17 @@ FEED_FORWARDS = {
     for spec in (
         Spec(
             "F0", "ffn", "ff", "Vaswani et al. 2017, arXiv 1706.03762", "Two linear maps with an activation between.",
-            build_ffn, Options, example={"ff": "ffn"}, traits=Traits(causality="N/A"),
+            build_ffn, Options, traits=Traits(causality="N/A"),
             formula="W_2 act(W_1 x + b_1) + b_2",
         ),
         Spec(
             "F1", "glu", "ff", "Dauphin et al. 2017, arXiv 1612.08083; Shazeer 2020, arXiv 2002.05202",
-            "A linear map gated by another one.", build_glu, GatedOptions, example={"ff": "glu"},
+            "A linear map gated by another one.", build_glu, GatedOptions,
             traits=Traits(causality="N/A"), formula="W (act(U_1 x) * U_2 x)",
         ),
         sep_conv.SPEC,
         Spec(
-            "F-none", "none", "ff", "-", "Layers are mixers alone.", build_none, example={"ff": "none"},
+            "F-none", "none", "ff", "-", "Layers are mixers alone.", build_none,
             traits=Traits(causality="N/A"), formula="x", offers=(Feature.MIXER_ALONE,),
             refuses=(Refusal(Feature.CHUNKS, "there is no transform"),),
         ),

@@ -1,7 +1,4 @@
-"""One layer: mixing, where there is one a look at elements, then the transform, each joined to the residual stream.
-
-Axes: B batch, T tokens, D model width.
-"""
+"""One layer: mixing, a look at elements, transform, joined to the stream. Axes: B batch, T tokens, D model width."""
 
 from dataclasses import replace
 
@@ -15,8 +12,8 @@ from rltransformers.blocks.feedforward import in_chunks
 from rltransformers.blocks.residual import Residual
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.functional.modules import dropout
-from rltransformers.memory.interface import Compressed, Form, LayerState, Places, RowMemory
-from rltransformers.mixers.interface import Mixed, Mixer, RowMixer, StateMixer
+from rltransformers.memory.interface import Compressed, Form, Places, RowMemory
+from rltransformers.mixers.interface import LayerState, Mixed, Mixer, RowMixer, StateMixer
 from rltransformers.positions.interface import Position
 
 TRANSFORM = "ff."
@@ -24,20 +21,14 @@ TRANSFORM = "ff."
 
 
 class Sublayer(nn.Module):
-    """What mixes the tokens of a stream with its past.
-
-    Args:
-        mixer: a ``RowMixer`` with a memory, or a ``StateMixer`` without one.
-    """
+    """What mixes the tokens of a stream with its past: a ``RowMixer`` with a memory, or a ``StateMixer`` without."""
 
     def __init__(self, mixer: Mixer, memory: RowMemory | None) -> None:
         super().__init__()
-        self.mixer = mixer
-        self.memory = memory
+        self.mixer, self.memory = mixer, memory
         self.state_names = tuple(mixer.state_shapes())  # of the mixer
 
     def tables(self) -> dict[str, Tensor]:
-        """Tables that depend on weights and sizes alone."""
         if not isinstance(self.mixer, RowMixer) or self.memory is None:
             return {}
         return self.mixer.tables(self.memory.reach - self.mixer.stored)
@@ -50,8 +41,7 @@ def attention_difference(mixer: Mixer, join: Residual, x: Tensor, compressed: Co
     only the compression learns from it.
     """
     assert isinstance(mixer, Attention)
-    rate = compressed.blocks.shape[2]
-    exists = compressed.exists
+    rate, exists = compressed.blocks.shape[2], compressed.exists
     if not exists.any():
         return x.new_zeros(())
     h, raw = join.prepare_frozen(x.detach()), join.prepare_frozen(compressed.blocks.flatten(1, 2))
@@ -65,16 +55,11 @@ class Layer(nn.Module):
     """The order of the parts; everything else is passed in.
 
     Args:
-        ff: position-wise, a ``StateMixer`` that reads earlier tokens too, or None where mixing is all there is.
-        join_ff: None with ``ff``.
+        ff: position-wise, a ``StateMixer`` that reads earlier tokens too (``transform_mixes``), or None.
         ff_chunks: slices of the tokens that a position-wise transform takes one after the other.
-        position: an encoding that acts on the input of every layer, or None.
+        position: an encoding that acts on the input of every layer.
         number: of the layer, from 1 on.
-        cross: reads the elements of a token's observation between the two, or None.
-        join_cross: None with ``cross``.
-
-    Attributes:
-        transform_mixes: whether the transform reads earlier tokens.
+        cross: reads the elements of a token's observation between mixing and transform.
     """
 
     def __init__(
@@ -91,12 +76,9 @@ class Layer(nn.Module):
         join_cross: Residual | None = None,
     ) -> None:
         super().__init__()
-        self.mixing = mixing
-        self.ff = ff
-        self.join_mixing = join_mixing
-        self.join_ff = join_ff
-        self.dropout = dropout
-        self.ff_chunks = ff_chunks
+        self.mixing, self.ff = mixing, ff
+        self.join_mixing, self.join_ff = join_mixing, join_ff
+        self.dropout, self.ff_chunks = dropout, ff_chunks
         self.position, self.number = position, number
         self.cross, self.join_cross = cross, join_cross
         self.transform_mixes = isinstance(ff, StateMixer)
@@ -124,8 +106,8 @@ class Layer(nn.Module):
         if self.join_ff is None:
             return Mixed(x, after, mixed.logits)
         if self.transform_mixes:
-            out, own = self.transform_over_time(x, state, call)
-            x, after = chosen(x, call.wanted), after | own
+            transformed = self.transform_over_time(x, state, call)
+            x, out, after = chosen(x, call.wanted), transformed.out, after | transformed.state
         else:
             out = self.transform(x)
         return Mixed(
@@ -161,7 +143,6 @@ class Layer(nn.Module):
         return mixer.placed_keys(keys, places().clamp(min=0)) if mixer.placed else keys
 
     def dropped(self, out: Tensor) -> Tensor:
-        """Output of a submodule after dropout."""
         return dropout(out, self.dropout) if self.dropout and self.training else out
 
     def look_up(self, x: Tensor, wanted: slice, call: Call) -> Tensor:
@@ -182,13 +163,12 @@ class Layer(nn.Module):
         h = self.join_ff.prepare(x)
         return self.dropped(self.ff(h) if self.ff_chunks == 1 else in_chunks(self.ff, h, self.ff_chunks))
 
-    def transform_over_time(self, x: Tensor, state: LayerState, call: Call) -> tuple[Tensor, LayerState]:
+    def transform_over_time(self, x: Tensor, state: LayerState, call: Call) -> Mixed:
         """The same of a submodule that reads earlier tokens: the wanted ones, and what it keeps."""
         assert isinstance(self.ff, StateMixer) and self.join_ff is not None
         own = {name: state[f"{TRANSFORM}{name}"] for name in self.ff.state_shapes()}
         mixed: Mixed = self.ff(self.join_ff.prepare(x), own, call)
-        after = {f"{TRANSFORM}{name}": value for name, value in mixed.state.items()}
-        return self.dropped(mixed.out), after
+        return Mixed(self.dropped(mixed.out), {f"{TRANSFORM}{name}": value for name, value in mixed.state.items()})
 
 
 def read_frozen(

@@ -1,7 +1,4 @@
-"""Which tokens leave the stack after a layer (Elbayad et al. 2020, Schuster et al. 2022).
-
-Axes: B batch, T tokens, D model width, N layers, E numbers of a predictor.
-"""
+"""Which tokens leave the stack after a layer. Axes: B batch, T tokens, D width, N layers, E numbers of a predictor."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -58,11 +55,7 @@ def threshold_at(
 
 
 class Confident(Leaving):
-    """A token leaves as soon as its confidence reaches the threshold.
-
-    Attributes:
-        threshold: starts as configured and is calibrated afterwards.
-    """
+    """A token leaves as soon as its confidence reaches the threshold, which is calibrated after training."""
 
     threshold: Tensor
 
@@ -72,16 +65,14 @@ class Confident(Leaving):
         self.register_buffer("threshold", torch.tensor(threshold))
 
     def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, least: Tensor | None) -> Tensor:
-        """Tokens that are confident enough."""
         assert least is not None
         return self.confidence(before, after) >= least
 
     def ahead(self, p: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """Confidence that suffices."""
         return threshold_at(self.threshold, p, self.decay, self.horizon)
 
     def confidence(self, before: Float[Tensor, "B T D"], after: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
-        """Of every token after a layer."""
+        """Confidence after a layer, for ``forward``."""
         raise NotImplementedError("what is confident defines confidence")
 
 
@@ -89,7 +80,6 @@ class Saturated(Confident):
     """Confidence is the cosine of the stream on both sides of the layer."""
 
     def confidence(self, before: Tensor, after: Tensor) -> Tensor:
-        """In [-1, 1]."""
         size = torch.linalg.vector_norm(before, dim=-1) * torch.linalg.vector_norm(after, dim=-1)
         return (before * after).sum(-1) / size.clamp(min=torch.finfo(size.dtype).tiny)
 
@@ -102,7 +92,6 @@ class Classified(Confident):
         self.classifier = nn.Linear(width, 1)
 
     def confidence(self, before: Tensor, after: Tensor) -> Tensor:
-        """In [0, 1]."""
         return torch.sigmoid(self.classifier(after))[..., 0]
 
     def predictions(self, streams: list[Tensor]) -> Tensor:
@@ -120,11 +109,9 @@ class Multinomial(Leaving):
         self.predict = nn.Linear(width, layers)
 
     def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, least: Tensor | None) -> Tensor:
-        """Tokens whose layer has come."""
         return self.predict(first).argmax(-1) <= index
 
     def predictions(self, streams: list[Tensor]) -> Tensor:
-        """log q(n)."""
         return self.predict(streams[0].detach()).log_softmax(-1)
 
 
@@ -136,13 +123,12 @@ class Geometric(Leaving):
         self.predict = nn.Linear(width, max(layers - 1, 1))
 
     def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, least: Tensor | None) -> Tensor:
-        """Tokens that leave now."""
         return self.predict(after)[..., index] > 0
 
     def predictions(self, streams: list[Tensor]) -> Tensor:
         """log q(n), q(n) = chi_n prod_(k < n) (1 - chi_k); the last layer takes what is left."""
         logits = [self.predict(stream.detach())[..., n] for n, stream in enumerate(streams[:-1])]
-        return geometric(torch.stack(logits, -1) if logits else streams[0].new_zeros(*streams[0].shape[:2], 0))
+        return geometric(torch.stack(logits, -1) if logits else super().predictions(streams))
 
 
 class Drawn(Leaving):
@@ -153,14 +139,11 @@ class Drawn(Leaving):
         self.layer = layer
 
     def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, least: Tensor | None) -> Tensor:
-        """Tokens whose layer has come."""
         return self.layer <= index
 
 
 def geometric(logits: Float[Tensor, "*n E"]) -> Float[Tensor, "*n N"]:
     """Log-probabilities of leaving at each of N = E + 1 places; sigmoid(logits) are those of what came so far."""
-    stays = F.logsigmoid(-logits).cumsum(-1)
     none = logits.new_zeros(*logits.shape[:-1], 1)
-    came = torch.cat([none, stays], -1)
-    leaves = torch.cat([F.logsigmoid(logits), torch.zeros_like(none)], -1)
-    return came + leaves
+    stays, leaves = F.logsigmoid(-logits).cumsum(-1), F.logsigmoid(logits)
+    return torch.cat([none, stays], -1) + torch.cat([leaves, none], -1)

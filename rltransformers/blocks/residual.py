@@ -42,7 +42,6 @@ class GRUGate(Gate):
         self.bias = nn.Parameter(torch.full((width,), bias))
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Openness is z."""
         width = x.shape[-1]
         from_y, y_g = F.linear(y, self.from_y.weight).split_with_sizes([2 * width, width], -1)
         r, z = (from_y + F.linear(x, self.from_x.weight)).split_with_sizes([width, width], -1)
@@ -54,14 +53,13 @@ class GRUGate(Gate):
 
 
 class InputGate(Gate):
-    """out = s(W x) x + y."""
+    """out = s(W x) x + y; y passes whole."""
 
     def __init__(self, width: int, bias: float) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Openness is 1: y passes whole."""
         return torch.sigmoid(F.linear(x, self.linear.weight)) * x + y, torch.ones_like(y)
 
 
@@ -74,21 +72,14 @@ class OutputGate(Gate):
         self.bias = nn.Parameter(torch.full((width,), bias))
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Openness is the sigmoid."""
         openness = torch.sigmoid(F.linear(x, self.linear.weight) - self.bias)
         return x + openness * y, openness
 
 
-class HighwayGate(Gate):
+class HighwayGate(OutputGate):
     """out = s(W x + b) x + (1 - s(W x + b)) y."""
 
-    def __init__(self, width: int, bias: float) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width, bias=False)
-        self.bias = nn.Parameter(torch.full((width,), bias))
-
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Openness is what is not carried."""
         openness = 1 - torch.sigmoid(F.linear(x, self.linear.weight) + self.bias)
         return x + openness * (y - x), openness
 
@@ -102,7 +93,6 @@ class SigTanhGate(Gate):
         self.bias = nn.Parameter(torch.full((width,), bias))
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Openness is the sigmoid."""
         gate, value = F.linear(y, self.from_y.weight).chunk(2, -1)
         openness = torch.sigmoid(gate - self.bias)
         return x + openness * torch.tanh(value), openness
@@ -126,7 +116,6 @@ class Residual(nn.Module):
         self.reordered = reordered
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Submodule input: the normalized stream, or the stream itself."""
         return normalized(self.norm, x) if self.reordered else x
 
     def prepare_frozen(self, x: Tensor) -> Tensor:
@@ -148,7 +137,6 @@ class PostNorm(Residual):
         super().__init__(width, reordered=False)
 
     def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
-        """Normalized sum."""
         return normalized(self.norm, x + y)
 
 
@@ -160,7 +148,6 @@ class PreNorm(Residual):
         self.relu = relu
 
     def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
-        """Sum."""
         return x + (F.relu(y) if self.relu else y)
 
 
@@ -172,7 +159,6 @@ class Gated(Residual):
         self.gate = gate
 
     def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
-        """Gated stream; reports the mean openness."""
         out, openness = self.gate(x, F.relu(y) if self.reordered else y)
         if probe.listens:
             probe.metric("gate_openness", openness.detach().mean())
@@ -204,16 +190,14 @@ class GateOptions:
 
 
 @dataclass(frozen=True)
-class GRUOptions:
+class GRUOptions(GateOptions):
     """Options of the GRU gate.
 
     Attributes:
         bias: of the gate: 2 starts the stack near the identity.
-        reordered: the norm stands before the submodule (identity map reordering).
     """
 
     bias: GateBias = 2.0
-    reordered: bool = True
 
 
 def build_post_ln(width: int, options: NoOptions) -> Residual:
@@ -221,14 +205,9 @@ def build_post_ln(width: int, options: NoOptions) -> Residual:
     return PostNorm(width)
 
 
-def build_pre_ln(width: int, options: NoOptions) -> Residual:
-    """Build the norm in front of every submodule."""
-    return PreNorm(width, relu=False)
-
-
-def build_pre_ln_relu(width: int, options: NoOptions) -> Residual:
-    """Build the norm in front of every submodule and the ReLU of TrXL-I behind it."""
-    return PreNorm(width, relu=True)
+def build_pre_ln(width: int, options: NoOptions, relu: bool = False) -> Residual:
+    """Build the norm in front of every submodule, and behind it, for TrXL-I, a ReLU."""
+    return PreNorm(width, relu)
 
 
 def build_gated(gate: Callable[[int, float], Gate], width: int, options: Any) -> Residual:
@@ -240,64 +219,51 @@ GTRXL = "Parisotto et al. 2019, arXiv 1910.06764"
 N_A = Traits(causality="N/A")
 
 
-def _spec(
-    id: str,
-    name: str,
-    paper: str,
-    summary: str,
-    formula: str,
-    build: Callable[..., Residual],
-    options: type = NoOptions,
-    **features: Any,
-) -> Spec:
-    example = {"residual": name}
-    return Spec(
-        id, name, "residual", paper, summary, build, options, example=example, traits=N_A, formula=formula, **features
-    )
-
-
 RESIDUALS = {
     spec.name: spec
     for spec in (
-        _spec(
-            "R0", "post_ln", "Vaswani et al. 2017, arXiv 1706.03762",
-            "Normalizes the stream behind every submodule.", "LN(x + f(x))", build_post_ln,
+        Spec(
+            "R0", "post_ln", "residual", "Vaswani et al. 2017, arXiv 1706.03762",
+            "Normalizes the stream behind every submodule.", build_post_ln, formula="LN(x + f(x))", traits=N_A,
         ),
-        _spec(
-            "R1", "pre_ln", "Xiong et al. 2020, arXiv 2002.04745",
-            "Normalizes the input of every submodule; nothing stands in the way of the stream itself.",
-            "x + f(LN(x))", build_pre_ln,
+        Spec(
+            "R1", "pre_ln", "residual", "Xiong et al. 2020, arXiv 2002.04745",
+            "Normalizes the input of every submodule; nothing stands in the way of the stream itself.", build_pre_ln,
+            formula="x + f(LN(x))", traits=N_A,
         ),
-        _spec(
-            "R1-relu", "pre_ln_relu", GTRXL, "As pre_ln with a ReLU behind every submodule: the paper's TrXL-I.",
-            "x + ReLU(f(LN(x)))", build_pre_ln_relu,
+        Spec(
+            "R1-relu", "pre_ln_relu", "residual", GTRXL,
+            "As pre_ln with a ReLU behind every submodule: the paper's TrXL-I.", partial(build_pre_ln, relu=True),
+            formula="x + ReLU(f(LN(x)))", traits=N_A,
         ),
-        _spec(
-            "R2-gru", "gru", GTRXL, "GRU gate; bias 2 starts the stack near the identity.",
-            "(1 - z) x + z h, z = sigmoid(W_z y + U_z x - b), h = tanh(W_g y + U_g (r x)), r = sigmoid(W_r y + U_r x)",
-            partial(build_gated, GRUGate), GRUOptions,
+        Spec(
+            "R2-gru", "gru", "residual", GTRXL, "GRU gate; bias 2 starts the stack near the identity.",
+            partial(build_gated, GRUGate), GRUOptions, traits=N_A,
+            formula="(1 - z) x + z h, z = sigmoid(W_z y + U_z x - b), h = tanh(W_g y + U_g (r x)), r = sigmoid(W_r y + "
+            "U_r x)",
         ),
-        _spec(
-            "R2-input", "input", GTRXL, "A gate on the stream.", "sigmoid(W x) x + y",
-            partial(build_gated, InputGate), InputOptions,
+        Spec(
+            "R2-input", "input", "residual", GTRXL, "A gate on the stream.", partial(build_gated, InputGate),
+            InputOptions, formula="sigmoid(W x) x + y", traits=N_A,
         ),
-        _spec(
-            "R2-output", "output", GTRXL, "A gate on what the submodule adds, read from the stream.",
-            "x + sigmoid(W x - b) y", partial(build_gated, OutputGate), GateOptions,
+        Spec(
+            "R2-output", "output", "residual", GTRXL, "A gate on what the submodule adds, read from the stream.",
+            partial(build_gated, OutputGate), GateOptions, formula="x + sigmoid(W x - b) y", traits=N_A,
         ),
-        _spec(
-            "R2-highway", "highway", GTRXL, "A gate that shares 1 between the stream and what the submodule adds.",
-            "sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y", partial(build_gated, HighwayGate), GateOptions,
+        Spec(
+            "R2-highway", "highway", "residual", GTRXL,
+            "A gate that shares 1 between the stream and what the submodule adds.", partial(build_gated, HighwayGate),
+            GateOptions, formula="sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y", traits=N_A,
         ),
-        _spec(
-            "R2-sigtanh", "sigtanh", GTRXL, "A gate on what the submodule adds, read from the same.",
-            "x + sigmoid(W y - b) tanh(U y)", partial(build_gated, SigTanhGate), GateOptions,
+        Spec(
+            "R2-sigtanh", "sigtanh", "residual", GTRXL, "A gate on what the submodule adds, read from the same.",
+            partial(build_gated, SigTanhGate), GateOptions, formula="x + sigmoid(W y - b) tanh(U y)", traits=N_A,
         ),
-        _spec(
-            "R3", "reversible", "Gomez et al. 2017, arXiv 1707.04585; Kitaev et al. 2020, arXiv 2001.04451",
-            "Two streams; activations are recomputed in the backward pass instead of stored.",
-            "y1 = x1 + f(LN(x2)), y2 = x2 + g(LN(y1))", build_pre_ln,
-            offers=(Feature.INVERSE,),
+        Spec(
+            "R3", "reversible", "residual",
+            "Gomez et al. 2017, arXiv 1707.04585; Kitaev et al. 2020, arXiv 2001.04451",
+            "Two streams; activations are recomputed in the backward pass instead of stored.", build_pre_ln,
+            formula="y1 = x1 + f(LN(x2)), y2 = x2 + g(LN(y1))", traits=N_A, offers=(Feature.INVERSE,),
             refuses=(
                 Refusal(Feature.MIXER_ALONE, "the second stream would never change"),
                 Refusal(Feature.CARRY, "what passes from layer to layer beside the streams is not rebuilt"),
@@ -312,14 +278,14 @@ RESIDUALS = {
             "R5", "checkpoint", "residual",
             "Chen et al. 2016, arXiv 1604.06174; Child et al. 2019, arXiv 1904.10509, section 5.4",
             "Only the inputs of the layers are kept for the backward pass; the rest is computed again.",
-            settings="checkpoint: true", example={"checkpoint": True}, traits=Traits(causality="N/A"),
+            settings="checkpoint: true", example={"checkpoint": True}, traits=N_A,
             formula="x^n is kept, and layer_n(x^(n-1)) computed twice",
         ),
         Spec(
             "R5-bfloat16", "mixed_precision", "residual",
             "Micikevicius et al. 2018, arXiv 1710.03740; Child et al. 2019, arXiv 1904.10509, section 6",
             "Products of matrices (and softmax where one kernel does both) in bfloat16, in training alone.",
-            settings="compute_dtype: bfloat16", example={"compute_dtype": "bfloat16"}, traits=Traits(causality="N/A"),
+            settings="compute_dtype: bfloat16", example={"compute_dtype": "bfloat16"}, traits=N_A,
             formula="x W computed from x and W rounded to 8 bits",
         ),
     )

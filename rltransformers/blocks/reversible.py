@@ -34,7 +34,6 @@ class ReversibleLayer(torch.autograd.Function):
         x2: Tensor,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """(y1, y2)."""
         ctx.mix, ctx.transform, ctx.inputs, ctx.parameters = mix, transform, inputs, parameters
         kind = x1.device.type
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
@@ -75,15 +74,13 @@ def _differentiate(
         if not out.requires_grad:
             return out, torch.zeros_like(x), [None for _ in parameters]
         dx, *rest = torch.autograd.grad(out, [x, *learning], d_out, allow_unused=True)
-    found = iter(rest)
-    gradients = [next(found) if each.requires_grad else None for each in parameters]
+    learned = iter(rest)
+    gradients = [next(learned) if each.requires_grad else None for each in parameters]
     return out.detach(), torch.zeros_like(x) if dx is None else dx, gradients
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return a if b is None else b
-    return a + b
+    return b if a is None else a if b is None else a + b
 
 
 def _rng_state(x: Tensor) -> RngState:

@@ -35,13 +35,10 @@ class SeparableConv(StateMixer):
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The inputs of both convolutions at the last K - 1 tokens of the episode, zeros where it is younger."""
-        found: dict[str, tuple[int, ...]] = {"taps": (self.kernel.shape[1] - 1, self.kernel.shape[0])}
-        if self.second_kernel is not None:
-            found["second_taps"] = (self.second_kernel.shape[1] - 1, self.second_kernel.shape[0])
-        return found
+        kernels = {"taps": self.kernel, "second_taps": self.second_kernel}
+        return {name: (each.shape[1] - 1, each.shape[0]) for name, each in kernels.items() if each is not None}
 
     def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
-        """The transformed tokens."""
         rows, after = with_past(state["taps"], h), {}
         after["taps"] = newest_rows(rows, state["taps"], call.tokens)
         hidden = self.act(self.into(depthwise(rows, self.kernel, call.tokens)))
@@ -81,10 +78,9 @@ SPEC = Spec(
     id="F5", name="sep_conv", axis="ff",
     paper="Dehghani et al. 2019, arXiv 1807.03819, section 2.1; Chollet 2017, arXiv 1610.02357",
     summary="A transform whose linear maps are separable convolutions over the newest tokens.", build=build,
-    options=Options, example={"ff": "sep_conv"},
+    options=Options,
     traits=Traits(
-        horizon="taps + second_taps - 2",
-        state="(taps - 1) D + (second_taps - 1) ff_width",
+        horizon="taps + second_taps - 2", state="(taps - 1) D + (second_taps - 1) ff_width",
         causal_form="the second linear map stays one, where the authors' code convolves 5 tokens (`second_taps: 5`)",
     ),
     refuses=(

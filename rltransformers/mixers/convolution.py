@@ -1,7 +1,4 @@
-"""Base of convolutions with a kernel per head: values, taps of the past, the output.
-
-Axes: B batch, T tokens, D width, H heads, K taps.
-"""
+"""Base of convolutions with a kernel per head. Axes: B batch, T tokens, D width, H heads, K taps."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -14,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Traits
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.taps import causal_taps, newest_rows, tap_weights, with_past
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
@@ -31,6 +29,12 @@ class Options:
 
     taps: Annotated[int, Ge(1), Le(4096)] = 7
     pad: Literal["renormalize", "zero"] = "renormalize"
+
+
+TRAITS = Traits(
+    family="VAL", horizon="taps - 1", state="(taps - 1) D",
+    causal_form="taps before the episode leave their weight to the others (`pad: zero` as published)",
+)  # fmt: skip
 
 
 class Convolution(StateMixer):

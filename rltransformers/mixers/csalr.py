@@ -1,7 +1,4 @@
-"""Compressed self-attention with low-rank approximation, causal: Nystrom attention whose matrix inverts well.
-
-Axes: B batch, H heads, n query blocks, L landmarks.
-"""
+"""Compressed self-attention, causal. Axes: B batch, H heads, n query blocks, L landmarks."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,9 +8,9 @@ from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor
 
-from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.core.spec import Feature, Size, Spec
 from rltransformers.mixers.interface import Dims
-from rltransformers.mixers.landmarks import MAX_LANDMARKS, LandmarkAttention, pseudo_inverse
+from rltransformers.mixers.landmarks import MAX_LANDMARKS, TRAITS, LandmarkAttention, pseudo_inverse
 
 
 def ridge_solve(
@@ -67,10 +64,6 @@ SPEC = Spec(
     summary="Own block exactly, completed blocks through landmark means and a regularized inverse.",
     build=CompressedSelfAttention, options=Options,
     example={"mixer": {"name": "csalr", "block": 3, "landmarks": 4}, "memory": 14},
-    traits=Traits(
-        causality="X", family="SLOT", horizon="(landmarks + 1) block - 1", state="window x 3 H Dh",
-        causal_form="blocks from the episode start; landmarks and normalizers use completed blocks only",
-    ),
-    offers=(Feature.ROWS, Feature.KEYS),
+    traits=TRAITS, offers=(Feature.ROWS, Feature.KEYS),
     formula="far = F (A + I)^-1 G V over completed blocks, near = softmax inside the own block, merged by their masses",
 )  # fmt: skip

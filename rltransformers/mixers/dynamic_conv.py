@@ -1,12 +1,9 @@
-"""Dynamic convolution: every head weighs the last K values by weights that the token itself predicts.
-
-Axes: B batch, T tokens, D width, H heads, K taps.
-"""
+"""Convolution by weights that the token itself predicts. Axes: B batch, T tokens, D width, H heads, K taps."""
 
 from torch import Tensor, nn
 
-from rltransformers.core.spec import Spec, Traits
-from rltransformers.mixers.convolution import Convolution, Options
+from rltransformers.core.spec import Spec
+from rltransformers.mixers.convolution import TRAITS, Convolution, Options
 
 
 class DynamicConv(Convolution):
@@ -24,10 +21,6 @@ class DynamicConv(Convolution):
 SPEC = Spec(
     id="F4", name="dynamic_conv", axis="mixer", paper="Wu et al. 2019, arXiv 1901.10430, equation 4",
     summary="Convolution over the last K tokens with weights that the token predicts, shared by a head's channels.",
-    build=DynamicConv, options=Options,
-    traits=Traits(
-        family="VAL", horizon="taps - 1", state="(taps - 1) D",
-        causal_form="taps before the episode leave their weight to the others (`pad: zero` as published)",
-    ),
+    build=DynamicConv, options=Options, traits=TRAITS,
     formula="o_t = W_out sum_(k < K) softmax_k(W_h y_t) y_(t-k), y = GLU(W_in x)",
 )  # fmt: skip

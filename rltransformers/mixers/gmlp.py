@@ -1,7 +1,4 @@
-"""gMLP: no attention; a linear map over time gates the channels.
-
-Axes: B batch, T tokens, D width, F gated channels, n tokens that the map reads.
-"""
+"""gMLP: a linear map over time gates the channels. Axes: B batch, T tokens, D width, F gated channels, n tokens."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

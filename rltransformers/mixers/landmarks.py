@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Traits
 from rltransformers.functional.blocks import episode_blocks
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.keys import Past, in_order
@@ -50,12 +51,10 @@ def landmark_blocks(
 ) -> Float[Tensor, "B n b H Dv"]:
     """Outputs for the last n = N - L blocks; block i sees itself causally and its L predecessors where ``present``.
 
-    ``exists`` is False for tokens of the own block that are older than the rows at hand.
-
     Landmarks are the means of the q and k of a predecessor. With F, A and G the softmax attention of queries to
-    landmarks, landmarks to landmarks and landmarks to the predecessors' tokens, the past contributes
-    ``F solve(A, G V)``.
-    Past and own block are merged by their mass, where a landmark counts for the b tokens it stands for.
+    landmarks, landmarks to landmarks and landmarks to the predecessors' tokens, the past is ``F solve(A, G V)``. Past
+    and own block are merged by their mass, where a landmark counts for the b tokens it stands for. ``exists`` is False
+    for tokens of the own block that are older than the rows at hand.
     """
     block, head_dim, landmarks = q.shape[2], q.shape[-1], present.shape[-1]
     q = q / math.sqrt(head_dim)
@@ -90,6 +89,12 @@ def _predecessors(blocks: Shaped[Tensor, "B N *n"], landmarks: int) -> Shaped[Te
 def _softmax(logits: Tensor, allowed: Bool[Tensor, "..."]) -> Tensor:
     """Softmax over the allowed entries of the last axis; zeros where there are none."""
     return logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).softmax(-1) * allowed
+
+
+TRAITS = Traits(
+    causality="X", family="SLOT", horizon="(landmarks + 1) block - 1", state="window x 3 H Dh",
+    causal_form="blocks from the episode start; landmarks and normalizers use completed blocks only",
+)  # fmt: skip
 
 
 class LandmarkAttention(RowMixer):

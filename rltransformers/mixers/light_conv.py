@@ -1,13 +1,10 @@
-"""Lightweight convolution: every head weighs the last K values by weights that do not depend on the input.
-
-Axes: B batch, T tokens, D width, H heads, K taps.
-"""
+"""Convolution by weights that do not depend on the input. Axes: B batch, T tokens, D width, H heads, K taps."""
 
 import torch
 from torch import Tensor, nn
 
-from rltransformers.core.spec import Spec, Traits
-from rltransformers.mixers.convolution import Convolution, Options
+from rltransformers.core.spec import Spec
+from rltransformers.mixers.convolution import TRAITS, Convolution, Options
 
 
 class LightConv(Convolution):
@@ -25,10 +22,6 @@ class LightConv(Convolution):
 SPEC = Spec(
     id="F3", name="light_conv", axis="mixer", paper="Wu et al. 2019, arXiv 1901.10430",
     summary="depthwise convolution over the last K tokens, weights softmax-normalized and shared by a head's channels",
-    build=LightConv, options=Options,
-    traits=Traits(
-        family="VAL", horizon="taps - 1", state="(taps - 1) D",
-        causal_form="taps before the episode leave their weight to the others (`pad: zero` as published)",
-    ),
+    build=LightConv, options=Options, traits=TRAITS,
     formula="o_tc = sum_k softmax_k(w_h) y_(t-k)c, y = GLU(W_in x)",
 )  # fmt: skip

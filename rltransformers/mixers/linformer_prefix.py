@@ -67,7 +67,6 @@ class LinformerPrefix(HeadsMixer):
         self.shared = ("projections",) if options.sharing == "layers" else ()
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The projected keys and values of the episode."""
         dims = self.dims
         return {
             "projected_keys": (dims.heads, dims.head_dim, self.slots),

@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.core.spec import Feature, Size, Spec
 from rltransformers.functional.call import Call
 from rltransformers.mixers.interface import Dims
-from rltransformers.mixers.landmarks import MAX_LANDMARKS, LandmarkAttention, pseudo_inverse
+from rltransformers.mixers.landmarks import MAX_LANDMARKS, TRAITS, LandmarkAttention, pseudo_inverse
 
 
 def past_convolution(
@@ -72,10 +72,6 @@ SPEC = Spec(
     id="S16", name="nystrom", axis="mixer", paper="Xiong et al. 2021, arXiv 2102.03902",
     summary="own block exactly, completed blocks through landmark means and a pseudo-inverse",
     build=Nystrom, options=Options, example={"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}, "memory": 14},
-    traits=Traits(
-        causality="X", family="SLOT", horizon="(landmarks + 1) block - 1", state="window x 3 H Dh",
-        causal_form="blocks from the episode start; landmarks and normalizers use completed blocks only",
-    ),
-    offers=(Feature.ROWS, Feature.KEYS),
+    traits=TRAITS, offers=(Feature.ROWS, Feature.KEYS),
     formula="far = F A^+ G V over completed blocks, near = softmax inside the own block, merged by their masses",
 )  # fmt: skip

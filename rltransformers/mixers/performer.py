@@ -1,7 +1,4 @@
-"""Performer: linear attention whose random features estimate the softmax.
-
-Axes: n leading axes, Dh width of a head, m features.
-"""
+"""Performer: linear attention whose features estimate the softmax. Axes: Dh width of a head, m features."""
 
 import math
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Tokens leave the stack after some layer and take their state along (Elbayad et al. 2020, Schuster et al. 2022).
-
-Axes: B batch, T tokens, D model width, N layers.
-"""
+"""Tokens leave the stack after some layer, with their state. Axes: B batch, T tokens, D model width, N layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +10,7 @@ from torch import Tensor
 from rltransformers.blocks.leaving import Drawn, Leaving
 from rltransformers.core.record import Probe, Record
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
-from rltransformers.memory.interface import LayerState
+from rltransformers.mixers.interface import LayerState
 from rltransformers.stacks.plain import Plain
 
 
@@ -23,7 +20,8 @@ class Exits(Plain):
 
     Whether a token leaves depends on itself and its past alone, so a segment equals its steps; an update decides anew
     with its own weights, and no gradient flows through the decision. Where all streams have
-    left while acting, what is left to do of deeper layers is to remember.
+    left while acting, what is left to do of deeper layers is to remember. Sources: Elbayad et al. 2020, Schuster et al.
+    2022.
 
     Attributes:
         leaving: decides after every layer but the last.
@@ -34,7 +32,6 @@ class Exits(Plain):
     mixes: bool = field(default=False, kw_only=True)
 
     def run(self, x: Tensor, states: Sequence[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
-        """Stream [B, t, D] of every token where it left, and the states after all layers."""
         record = call.probe.record
         if record is not None and record.streams is not None:
             self.hand_out(x, states, call, record)

@@ -1,7 +1,4 @@
-"""Layers in turn: each its own, or one that is applied again and again (Universal Transformer).
-
-Axes: B batch, T tokens, D model width.
-"""
+"""Layers in turn: each its own, or one again and again. Axes: B batch, T tokens, D model width."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rltransformers.blocks.layer import Layer
 from rltransformers.functional.call import EVERY, Call, chosen
-from rltransformers.memory.interface import LayerState
-from rltransformers.mixers.interface import Mixed
+from rltransformers.mixers.interface import LayerState, Mixed
 from rltransformers.positions.interface import sinusoid
 
 Embed = Callable[[Tensor, Call], Tensor]

@@ -1,9 +1,6 @@
-"""Two streams whose layers can be inverted, so that nothing is stored for the backward pass.
+"""Two streams whose layers are inverted in the backward pass. Axes: B batch, T tokens, D model width."""
 
-Axes: B batch, T tokens, D model width.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +10,7 @@ from torch import Tensor
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.functional.call import EVERY, Call, chosen
-from rltransformers.memory.interface import LayerState
+from rltransformers.mixers.interface import LayerState, Mixed
 
 
 @dataclass(frozen=True)
@@ -28,35 +25,28 @@ class Reversible:
         after: list[LayerState] = []
         rebuilt: list[Tensor] = []
         for index, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
-            found: list[LayerState] = []
-            mix = partial(mix_once, layer, state, call.at(index, EVERY), found)
-            last = index == len(states) - 1
-            cache: list[LayerState] = []
-            transform = layer.transform
+            here, last = call.at(index, EVERY), index == len(states) - 1
+            mixing: list[LayerState] = []
+            transforming: list[LayerState] = []
+            mix = partial(run_half, partial(layer.mix, below=None), state, here, mixing)
+            transform: Callable[[Tensor], Tensor] = layer.transform
             if layer.transform_mixes:
-                transform = partial(transform_once, layer, state, call.at(index, EVERY), cache)
+                transform = partial(run_half, layer.transform_over_time, state, here, transforming)
             if torch.is_grad_enabled():
                 x1, x2 = ReversibleLayer.apply(mix, transform, rebuilt, last, x1, x2, *layer.parameters())
             else:
                 x1 = x1 + mix(x2)
                 x2 = x2 + transform(x1)
-            after.append(found[0] | cache[0] if cache else found[0])
+            after.append({**mixing[0], **(transforming[0] if transforming else {})})
         return chosen((x1 + x2) / 2, call.wanted), after
 
 
-def mix_once(layer: Layer, state: LayerState, call: Call, found: list[LayerState], x: Tensor) -> Tensor:
-    """The mixing half; of its several runs only the first one leaves its state in ``found`` and tells anything."""
-    first = not found
-    mixed = layer.mix(x, state, call if first else call.silent(), None)
+def run_half(
+    half: Callable[[Tensor, LayerState, Call], Mixed], state: LayerState, call: Call, after: list[LayerState], x: Tensor
+) -> Tensor:
+    """Run a half of a layer; only its first run leaves the state in ``after`` and reports losses and metrics."""
+    first = not after
+    mixed = half(x, state, call if first else call.silent())
     if first:
-        found.append(mixed.state)
+        after.append(mixed.state)
     return mixed.out
-
-
-def transform_once(layer: Layer, state: LayerState, call: Call, cache: list[LayerState], x: Tensor) -> Tensor:
-    """The same of a transform that reads earlier tokens."""
-    first = not cache
-    out, after = layer.transform_over_time(x, state, call if first else call.silent())
-    if first:
-        cache.append(after)
-    return out

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from rltransformers.blocks.feedforward import FEED_FORWARDS, GatedOptions, build_glu
-from rltransformers.blocks.halting import Halting
 from rltransformers.blocks.residual import Gate, GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.record import Record
 from rltransformers.core.spec import Choice
 from rltransformers.functional.modules import dropout as apply_dropout
 from rltransformers.laws import perturbed
+from rltransformers.stacks.halting import Halting
 from tests.attention.rows import config_of
 
 GATES: dict[str, type[Any]] = {
