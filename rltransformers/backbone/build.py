@@ -92,11 +92,7 @@ def build_mixing(config: BackboneConfig, layer: int, position: Position) -> Subl
 
 
 def check_score(config: BackboneConfig, layer: int, plan: Plan, score: Score) -> None:
-    """Raise where the score of a mixer takes the place of one in which another mechanism acts.
-
-    Raises:
-        ConfigError: names both.
-    """
+    """Raise ConfigError where the score of a mixer takes the place of one in which another mechanism acts."""
     choices, common = config.choices.layer(layer), config.choices
     lost = plan.lost_under(score)
     if not lost:
@@ -125,11 +121,7 @@ def plain_choice(axis: str) -> Choice:
 
 
 def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Position) -> Plan:
-    """Parts of softmax attention; a memory may decide itself what is visible.
-
-    Raises:
-        ConfigError: for a memory and a span that exclude each other.
-    """
+    """Parts of softmax attention; a memory may decide itself what is visible, and may exclude a span."""
     choices, common = config.choices.layer(layer), config.choices
     offers = choices.mixer.spec.offers
     position = position if all(offered(each, offers) for each in common.positions) else Position()
@@ -196,23 +188,19 @@ def build_layer(config: BackboneConfig, layer: int, position: Position) -> Layer
     mixing, ff = build_mixing(config, layer, position), config.choices.ff.build(config.width, hidden)
     join_mixing = residual.build(config.width)
     join_ff = None if ff is None else residual.build(config.width)
-    place = None if shares_layers(config) else position_of_layers(config, layer)
-    cross = config.choices.topology.build(layer_dims(config, layer), config.dropout)
+    dims, signal = layer_dims(config, layer), None
+    if not shares_layers(config):
+        signals = [each for each in config.choices.positions if Feature.LAYER_SIGNALS in each.spec.offers]
+        signal = signals[0].build(inside(config, dims)) if signals else None
+    cross = config.choices.topology.build(dims, config.dropout)
     join_cross = None if cross is None else residual.build(config.width)
-    rest = config.dropout, config.ff_chunks, place, layer + 1, cross, join_cross
+    rest = config.dropout, config.ff_chunks, signal, layer + 1, cross, join_cross
     return Layer(mixing, ff, join_mixing, join_ff, *rest)
 
 
 def shares_layers(config: BackboneConfig) -> bool:
     """Whether one layer is applied again and again; it is told where."""
     return bool(config.choices.depth.build().shared)
-
-
-def position_of_layers(config: BackboneConfig, layer: int) -> Position | None:
-    """The encoding that acts on the input of every layer."""
-    dims = inside(config, layer_dims(config, layer))
-    chosen = (each for each in config.choices.positions if Feature.LAYER_SIGNALS in each.spec.offers)
-    return next((each.build(dims) for each in chosen), None)
 
 
 def build_layers(config: BackboneConfig, indices: Iterable[int], positions: Sequence[Position]) -> list[Layer]:
@@ -230,12 +218,7 @@ def build_layers(config: BackboneConfig, indices: Iterable[int], positions: Sequ
 
 @dataclass(frozen=True)
 class PartNumbers:
-    """How many numbers the parts of a backbone have, by name; norms around the layers do not count.
-
-    Attributes:
-        parameters: of all layers.
-        acting_state, training_state: per stream.
-    """
+    """How many numbers the parts of a backbone have, by name, states per stream; norms around layers do not count."""
 
     parameters: Mapping[str, int]
     acting_state: Mapping[str, int]
@@ -243,16 +226,9 @@ class PartNumbers:
 
 
 def check_parts(config: BackboneConfig) -> None:
-    """Build everything without storage: what parts refuse is refused here, and so are absurd sizes.
-
-    Raises:
-        ConfigError: options that do not fit the sizes, or more than ``MAX_NUMBERS`` parameters or numbers of state.
-    """
-    numbers = config.counts
-    for what, counts in (
-        ("parameters", numbers.parameters),
-        ("numbers of state per stream", numbers.acting_state),
-    ):
+    """Build everything without storage: raise ConfigError for what parts refuse, and for absurd sizes."""
+    state = "numbers of state per stream", config.counts.acting_state
+    for what, counts in (("parameters", config.counts.parameters), state):
         total = sum(counts.values())
         if total > MAX_NUMBERS:
             largest = max(counts, key=lambda name: counts[name])
@@ -263,11 +239,7 @@ def check_parts(config: BackboneConfig) -> None:
 
 
 def part_numbers(config: BackboneConfig) -> PartNumbers:
-    """Count the numbers of all parts, of layers that are alike in one of them.
-
-    Raises:
-        ConfigError: options that do not fit the sizes.
-    """
+    """Count the numbers of all parts, of layers that are alike in one of them."""
     store, universal, prior = layer_with_store(config), shares_layers(config), config.choices.prior
     carries = Feature.CARRY in prior.spec.offers  # then layers differ: the lowest one has nothing below it
     turns = math.lcm(len(config.choices.kinds), prior.build(layer_dims(config, 0)).group if carries else 1)

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rltransformers.backbone.axes import AXES, CHOICES, Axis
-from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import WEIGHT, Choice, Feature, is_list
+from rltransformers.backbone.axes import CHOICES, Axis
+from rltransformers.backbone.losses import LOSSES
+from rltransformers.core.errors import ConfigError, refuse_unknown
+from rltransformers.core.extensions import load_installed
+from rltransformers.core.ranges import check
+from rltransformers.core.spec import WEIGHT, Choice, Feature, LossWeight, is_list
 
 if TYPE_CHECKING:
     from rltransformers.backbone.config import BackboneConfig
@@ -25,7 +28,6 @@ class LayerChoices:
     span: Choice
 
     def __iter__(self) -> Iterator[Choice]:
-        """All of them."""
         patterns = (each for pattern in self.patterns for each in pattern.unfolded())
         return iter((self.mixer, *patterns, self.selection, self.span))
 
@@ -52,7 +54,6 @@ class Choices:
     topology: Choice
 
     def layer(self, index: int) -> LayerChoices:
-        """Parts of the layer at ``index``."""
         return self.kinds[index % len(self.kinds)]
 
     def common(self) -> tuple[Choice, ...]:
@@ -61,21 +62,17 @@ class Choices:
         return (*self.positions, *single, *self.losses)
 
     def chosen(self) -> list[Choice]:
-        """All of them."""
         return [*self.common(), *(choice for layer in self.kinds for choice in layer)]
 
 
 def read(config: BackboneConfig) -> Choices:
-    """Find every choice of ``config`` in the catalogue.
-
-    Raises:
-        ConfigError: an unknown name or option, a value that an option does not take, or an empty list.
-    """
-    found = {name: groups(getattr(config, name), axis) for name, axis in CHOICES.items()}
-    turns = math.lcm(*(len(found[name]) for name, axis in CHOICES.items() if axis.per_layer))
+    """Find every choice in the catalogue; ConfigError for an unknown name, option or value, and an empty list."""
+    losses = read_losses(config.losses)
+    by_axis = {name: groups(getattr(config, name), axis) for name, axis in CHOICES.items()}
+    turns = math.lcm(*(len(by_axis[name]) for name, axis in CHOICES.items() if axis.per_layer))
 
     def of_layer(axis: str, index: int) -> tuple[Choice, ...]:
-        return found[axis][index % len(found[axis])]
+        return by_axis[axis][index % len(by_axis[axis])]
 
     def one(axis: str, index: int = 0) -> Choice:
         (choice,) = of_layer(axis, index)
@@ -86,26 +83,26 @@ def read(config: BackboneConfig) -> Choices:
         for index in range(min(turns, config.layers))
     )
     common = ("prior", "head_mixing", "memory_kind", "depth", "residual", "ff", "topology")
-    return Choices(kinds, of_layer("position", 0), tuple(losses(config.losses)), *map(one, common))
+    return Choices(kinds, of_layer("position", 0), losses, *map(one, common))
 
 
-def losses(written: Mapping[str, Any]) -> Iterator[Choice]:
-    """The auxiliary losses with their options.
-
-    Raises:
-        ConfigError: as ``read``.
-    """
+def read_losses(written: Mapping[Any, Any]) -> tuple[Choice, ...]:
+    """The auxiliary losses with their options; ConfigError for an unknown one, or a weight outside its range."""
+    if not written.keys() <= LOSSES.keys():
+        load_installed()
+    refuse_unknown(written, LOSSES, "backbone.losses.")
+    choices = []
     for name, value in written.items():
-        options = {key: option for key, option in value.items() if key != WEIGHT} if isinstance(value, Mapping) else {}
-        yield Choice.parse({**options, "name": name}, "losses", AXES["losses"].table, f"backbone.losses.{name}")
+        path, options = f"backbone.losses.{name}", dict(value) if isinstance(value, Mapping) else {}
+        if isinstance(value, Mapping) and WEIGHT not in options:
+            raise ConfigError(f"{path} needs {WEIGHT}: write {{{WEIGHT}: ..., ...}}, or a number")
+        check(options.pop(WEIGHT, value), LossWeight, f"{path}.{WEIGHT}" if isinstance(value, Mapping) else path)
+        choices.append(Choice.parse({**options, "name": name}, "losses", LOSSES, path))
+    return tuple(choices)
 
 
 def groups(value: Any, axis: Axis) -> list[tuple[Choice, ...]]:
-    """The choices written for one axis: for each layer of a turn, those that hold there together.
-
-    Raises:
-        ConfigError: as ``read``.
-    """
+    """The choices written for one axis: for each layer of a turn, those that hold there together."""
     path = f"backbone.{axis.name}"
     if isinstance(value, str):
         return [(Choice.parse(value, axis.name, axis.table, path),)]

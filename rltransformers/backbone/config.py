@@ -11,14 +11,12 @@ from annotated_types import Ge, Le
 
 from rltransformers.backbone.axes import CHOICES, PLAIN
 from rltransformers.backbone.build import PartNumbers, check_parts, part_numbers
-from rltransformers.backbone.choices import Choices, groups, read
-from rltransformers.backbone.losses import LOSSES
+from rltransformers.backbone.choices import Choices, groups, read, read_losses
 from rltransformers.backbone.presets import PRESETS, Preset
 from rltransformers.backbone.rules import check_combinations
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
-from rltransformers.core.extensions import load_installed
 from rltransformers.core.ranges import DropoutRate, check
-from rltransformers.core.spec import WEIGHT, Choice, Feature, LossWeight, Size, is_list
+from rltransformers.core.spec import WEIGHT, Choice, Feature, Size, is_list
 
 ComputeType = Literal["float32", "bfloat16"]
 
@@ -97,18 +95,12 @@ class BackboneConfig:
             value = getattr(self, name)
             if value is not getattr(BackboneConfig, name, MISSING):  # defaults need no check
                 object.__setattr__(self, name, check(plain(value), annotation, f"backbone.{name}"))
-        check_losses(self.losses)
         check_combinations(self)
-        check_sizes(self)
         check_parts(self)
 
     @staticmethod
     def preset(name: str, **overrides: Any) -> "BackboneConfig":
-        """A named combination with ``overrides``.
-
-        Raises:
-            ConfigError: unknown preset or field.
-        """
+        """A named combination with ``overrides``; errors are those of ``from_dict``."""
         return BackboneConfig.from_dict({"preset": name, **overrides})
 
     @staticmethod
@@ -125,19 +117,17 @@ class BackboneConfig:
         if not isinstance(values, Mapping):
             raise ConfigError(f"backbone must be a preset, or a mapping of a preset and settings, got {values!r}")
         given = dict(values)
-        chosen = find_preset(given.pop("preset", "gtrxl"))
+        defaults = {**PLAIN, **find_preset(given.pop("preset", "gtrxl")).overrides}
         refuse_unknown(given, ["preset", *_annotations()], "backbone.")
-        defaults = {**PLAIN, **chosen.overrides}
         layers = plain({**defaults, **given}.get("layers", BackboneConfig.layers))
-        return BackboneConfig(**{**_for_layers(defaults, layers), **given})
+        for name, axis in CHOICES.items():  # no choices for layers that there are not
+            if axis.per_layer and is_list(defaults[name]) and isinstance(layers, int):
+                defaults[name] = defaults[name][: max(layers, 1)]
+        return BackboneConfig(**{**defaults, **given})
 
     @staticmethod
     def check_each(values: Mapping[str, Any]) -> None:
-        """Raise unless every setting by itself is one that ``from_dict`` takes; whether they go together is not asked.
-
-        Raises:
-            ConfigError: for the first one that is not.
-        """
+        """Raise ConfigError unless ``from_dict`` takes every setting by itself, whether they go together or not."""
         find_preset(values.get("preset", "gtrxl"))
         refuse_unknown(values, ["preset", *_annotations()], "backbone.")
         for name, annotation in _annotations().items():
@@ -146,7 +136,7 @@ class BackboneConfig:
                 if name in CHOICES:
                     groups(value, CHOICES[name])
                 elif name == "losses":
-                    check_losses(value)
+                    read_losses(value)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, as plain JSON values."""
@@ -159,11 +149,7 @@ class BackboneConfig:
 
     @cached_property
     def counts(self) -> PartNumbers:
-        """Sizes of the parts, counted once.
-
-        Raises:
-            ConfigError: options that do not fit the sizes.
-        """
+        """Sizes of the parts, counted once."""
         return part_numbers(self)
 
     def loss_weights(self) -> dict[str, float]:
@@ -187,16 +173,6 @@ class BackboneConfig:
         return sum(self.counts.parameters.values()), sum(self.counts.training_state.values())
 
 
-def _for_layers(values: Mapping[str, Any], layers: Any) -> dict[str, Any]:
-    """``values`` without choices for layers that there are not."""
-    return {
-        name: value[: max(layers, 1)]
-        if name in CHOICES and CHOICES[name].per_layer and is_list(value) and isinstance(layers, int)
-        else value
-        for name, value in values.items()
-    }
-
-
 def plain(value: Any) -> Any:
     """A copy: tuples and mappings as lists and dicts, numbers of numpy as Python's."""
     if isinstance(value, Choice):
@@ -210,68 +186,13 @@ def plain(value: Any) -> Any:
 
 @cache
 def _annotations() -> dict[str, Any]:
-    return {
-        name: annotation
-        for name, annotation in typing.get_type_hints(BackboneConfig, include_extras=True).items()
-        if name in {each.name for each in fields(BackboneConfig)}
-    }
+    hints = typing.get_type_hints(BackboneConfig, include_extras=True)
+    return {each.name: hints[each.name] for each in fields(BackboneConfig)}
 
 
 def find_preset(name: str) -> Preset:
-    """A preset by name.
-
-    Raises:
-        ConfigError: unknown name, or not a text.
-    """
+    """Return a preset by name; ConfigError if there is none of this name."""
     check(name, str, "backbone.preset")
     if name not in PRESETS:
         raise ConfigError(f"backbone: unknown preset {name!r}; {did_you_mean(name, PRESETS)}")
     return PRESETS[name]
-
-
-def check_sizes(config: BackboneConfig) -> None:
-    """Raise unless heads divide what they share, where there are heads with keys.
-
-    Raises:
-        ConfigError: the first size that is wrong.
-    """
-    attending = (config.choices.topology, *(layer.mixer for layer in config.choices.kinds))
-    if not any(Feature.KEYS in choice.spec.offers for choice in attending):
-        return
-    if config.head_dim is None and config.width % config.heads:
-        raise ConfigError(
-            f"heads ({config.heads}) must divide width ({config.width}); nearest that do: "
-            f"{nearest_divisors(config.width, config.heads)}; or set head_dim"
-        )
-    if config.kv_heads is not None and config.heads % config.kv_heads:
-        raise ConfigError(
-            f"kv_heads ({config.kv_heads}) must divide heads ({config.heads}); nearest that do: "
-            f"{nearest_divisors(config.heads, config.kv_heads)}"
-        )
-
-
-def nearest_divisors(number: int, wanted: int) -> str:
-    """The divisors of ``number`` next to ``wanted`` on either side."""
-    divisors = [each for each in range(1, number + 1) if number % each == 0]
-    below = [each for each in divisors if each < wanted][-1:]
-    above = [each for each in divisors if each > wanted][:1]
-    return ", ".join(map(str, below + above))
-
-
-def check_losses(written: Mapping[Any, Any]) -> None:
-    """Raise unless every loss is in the catalogue and every weight is a number.
-
-    Raises:
-        ConfigError: an unknown loss, or a weight outside its range.
-    """
-    if any(name not in LOSSES for name in written):
-        load_installed()
-    refuse_unknown(written, LOSSES, "backbone.losses.")
-    for name, value in written.items():
-        path = f"backbone.losses.{name}"
-        if not isinstance(value, Mapping):
-            check(value, LossWeight, path)
-        elif WEIGHT in value:
-            check(value[WEIGHT], LossWeight, f"{path}.{WEIGHT}")
-        else:
-            raise ConfigError(f"{path} needs {WEIGHT}: write {{{WEIGHT}: ..., ...}}, or a number")

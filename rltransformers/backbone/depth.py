@@ -14,9 +14,6 @@ from rltransformers.stacks.exits import Exits
 from rltransformers.stacks.halting import AdaptiveTime
 from rltransformers.stacks.plain import Embed, Plain
 
-Confidence = Literal["saturation", "classifier"]
-Predictor = Literal["multinomial", "geometric"]
-
 
 @dataclass(frozen=True)
 class Depth:
@@ -65,7 +62,7 @@ class ConfidentOptions:
         horizon: tokens over which the higher threshold of early tokens fades; not read without a decay.
     """
 
-    confidence: Confidence = "saturation"
+    confidence: Literal["saturation", "classifier"] = "saturation"
     threshold: Annotated[float, Ge(-1), Le(2)] = 0.9
     decay: Annotated[float, Ge(0), Le(1e6)] | None = 4.0
     horizon: Annotated[Size, Unread("no decay", lambda options: not options.decay)] = 512
@@ -78,7 +75,7 @@ class AdaptiveOptions:
     It is learned by the loss exits; where ``losses`` does not name that, tokens leave as the first weights say.
     """
 
-    predictor: Predictor = "multinomial"
+    predictor: Literal["multinomial", "geometric"] = "multinomial"
 
 
 def build_calm(options: ConfidentOptions) -> Depth:
@@ -135,8 +132,7 @@ DEPTHS = {
     for spec in (
         Spec(
             "D0", "fixed", "depth", "-", "Every layer has its own weights.", build_fixed,
-            example={"depth": "fixed"}, formula="x^n = layer_n(x^(n-1))", traits=Traits(causality="N/A"),
-            produces=(Loss("al_rfou"),),
+            formula="x^n = layer_n(x^(n-1))", traits=Traits(causality="N/A"), produces=(Loss("al_rfou"),),
         ),
         Spec(
             "D1", "act", "depth", "Graves 2016, arXiv 1603.08983",
@@ -146,22 +142,21 @@ DEPTHS = {
         ),
         Spec(
             "D2", "universal", "depth", _UNIVERSAL, "One layer, applied `layers` times.", build_universal,
-            example={"depth": "universal"}, formula="x^n = layer(x^(n-1) + PE(p_t) + PE(n))",
+            formula="x^n = layer(x^(n-1) + PE(p_t) + PE(n))",
             traits=Traits(causality="N/A"), offers=(Feature.SHARED,), refuses=ONE_LAYER, produces=(Loss("al_rfou"),),
         ),
         Spec(
             "D3", "universal_act", "depth", f"{_UNIVERSAL}; Graves 2016, arXiv 1603.08983",
             "One layer, applied until each token halts, at most `layers` times.", build_halting, HaltingOptions,
-            example={"depth": "universal_act"}, traits=Traits(causality="N/A"),
+            traits=Traits(causality="N/A"),
             formula="y = sum_n w_n x^n, w_n = sigmoid(w_h x^n + b_h) up to a sum of 1 - epsilon, then what is left",
             offers=(Feature.SHARED, Feature.HALTING), refuses=ONE_LAYER, produces=(Loss("ponder"),),
         ),
         Spec(
             "D4", "depth_adaptive", "depth", "Elbayad et al. 2020, arXiv 1910.10073, section 3",
             "Each token leaves after a layer that is predicted for it, as the loss exits teaches, and stays as it was.",
-            build_adaptive, AdaptiveOptions, example={"depth": "depth_adaptive"},
-            traits=Traits(causality="C*", causal_form=_DEPTH_ADAPTIVE), offers=(Feature.HALTING,),
-            produces=(Loss("exits", unread=unread_by_adaptive),),
+            build_adaptive, AdaptiveOptions, traits=Traits(causality="C*", causal_form=_DEPTH_ADAPTIVE),
+            offers=(Feature.HALTING,), produces=(Loss("exits", unread=unread_by_adaptive),),
             formula="n_t = argmax_n softmax(W h^1_t + b), or the first n with sigmoid(w_n h^n_t + b_n) > 1/2; h^m_t = "
             "h^(n_t)_t for m > n_t",
         ),

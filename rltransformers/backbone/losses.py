@@ -8,9 +8,6 @@ from annotated_types import Ge, Le
 from rltransformers.attention.objectives import disagreement, guidance
 from rltransformers.core.spec import Feature, Spec, Traits, Unread
 
-Training = Literal["aligned", "mixed"]
-LayerWeights = Literal["uniform", "growing"]
-
 
 @dataclass(frozen=True)
 class ExitOptions:
@@ -26,10 +23,10 @@ class ExitOptions:
         slack: loss more than that of the last layer that is right still. Only of the classifier of calm.
     """
 
-    training: Training = "aligned"
-    weights: Annotated[LayerWeights, Unread("training 'mixed'", lambda options: options.training == "mixed")] = (
-        "growing"
-    )
+    training: Literal["aligned", "mixed"] = "aligned"
+    weights: Annotated[
+        Literal["uniform", "growing"], Unread("training 'mixed'", lambda options: options.training == "mixed")
+    ] = "growing"
     penalty: Annotated[float, Ge(0), Le(1e6)] = 0.01
     smoothing: Annotated[float, Ge(0), Le(1e6)] = 0.0
     slack: Annotated[float, Ge(0), Le(1e6)] = 0.1
@@ -48,15 +45,14 @@ LOSSES = {
         Spec(
             "X2", "span", "losses", "Sukhbaatar et al. 2019, arXiv 1905.07799, equation 6",
             "Mean span in tokens, summed over layers.",
-            formula="sum over layers of mean_h z_h",
+            formula="sum over layers of mean_h z_h", traits=Traits(causality="N/A"),
             example={"losses": {"span": 1e-3}, "span": {"name": "adaptive", "ramp": 2.0, "initial": 0.5}},
-            traits=Traits(causality="N/A"),
         ),
         Spec(
             "X3", "ponder", "losses", "Graves 2016, arXiv 1603.08983, equation 13",
             "Steps taken plus remainder, mean over tokens.",
-            formula="mean_t (N_t + R_t)",
-            example={"losses": {"ponder": 1e-2}, "depth": "universal_act"}, traits=Traits(causality="N/A"),
+            formula="mean_t (N_t + R_t)", traits=Traits(causality="N/A"),
+            example={"losses": {"ponder": 1e-2}, "depth": "universal_act"},
         ),
         Spec(
             "X6", "compression", "losses", "Rae et al. 2019, arXiv 1911.05507, section 3.2",

@@ -1,7 +1,4 @@
-"""The attention backbone: one function for training on segments and for acting step by step.
-
-Axes: B batch, T tokens, D model width.
-"""
+"""The attention backbone, for training on segments and for acting. Axes: B batch, T tokens, D model width."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,18 +24,12 @@ from rltransformers.functional.call import EVERY, SILENT, Call, Context, Tokens,
 from rltransformers.functional.modules import dropout
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.windows import descending, padded_behind
-from rltransformers.memory.interface import RINGS, Cached, Form, LayerState, RowMemory
-from rltransformers.mixers.interface import Mixer, RowMixer
+from rltransformers.memory.interface import RINGS, Cached, Form, RowMemory
+from rltransformers.mixers.interface import LayerState, Mixer, RowMixer
 from rltransformers.positions.interface import Position
 from rltransformers.stacks.exits import Exits
 from rltransformers.stacks.plain import Plain
 from rltransformers.stacks.reversible import Reversible
-
-ROWS = (*RINGS, "taps", "second_taps")
-"""Entries of a state about single tokens, the newest ones."""
-FLAGS = ("reset", "valid")
-"""Arguments of a call that say yes or no of every token; the others count something."""
-INTEGERS = (torch.int64, torch.int32)
 
 
 class Backbone(nn.Module):
@@ -56,8 +47,7 @@ class Backbone(nn.Module):
     def __init__(self, config: BackboneConfig | Mapping[str, Any] | str) -> None:
         super().__init__()
         self.config = BackboneConfig.from_dict(config)
-        self.width = self.config.width
-        self.aux_weights = self.config.loss_weights()
+        self.width, self.aux_weights = self.config.width, self.config.loss_weights()
         depth: Depth = self.config.choices.depth.build()
         self.universal = depth.shared
         self.input_positions, at_score = build_positions(self.config, self.config.layers)
@@ -65,29 +55,29 @@ class Backbone(nn.Module):
         self.finite_positions = [each for each in every if (each.places, each.timesteps) != (None, None)]
         count = 1 if self.universal else self.config.layers
         self.layers = nn.ModuleList(build_layers(self.config, range(count), at_score[:count]))
+        layers = [self.layer(index) for index in range(self.config.layers)]
         self.input_norm = nn.LayerNorm(self.width) if self.config.input_norm else None
         self.final_norm = nn.LayerNorm(self.width) if self.config.final_norm else None
         self.state_forms = {form.value: self.state_shapes(form) for form in Form}
-        self.training_shapes = [self.layer(index).shapes(Form.TRAINING) for index in range(self.config.layers)]
+        self.training_shapes = [layer.shapes(Form.TRAINING) for layer in layers]
         self.tasks, self.reads_context = self.config.tasks, self.config.reads_context
         self.hands_out = any(Feature.STREAMS in each.spec.offers for each in self.config.choices.losses)
         self.halt = None if depth.halt is None else depth.halt(self.width, self.config.layers)
-        layers = [self.layer(index) for index in range(self.config.layers)]
         if Feature.INVERSE in self.config.choices.residual.spec.offers:
             self.stack: Plain | Reversible = Reversible(layers)
         else:
             stack = depth.stack(layers, self.embed, self.halt)
             if isinstance(stack, Exits):
-                options = (each.options for each in self.config.choices.losses)
+                options = [each.options for each in self.config.choices.losses]
                 mixes = any(isinstance(each, ExitOptions) and each.training == "mixed" for each in options)
                 stack = replace(stack, mixes=mixes)
             self.stack = replace(stack, recomputes=self.config.checkpoint)
 
     def layer(self, index: int) -> Layer:
         """The layer applied at ``index``; a universal backbone has only one."""
-        found = self.layers[0 if self.universal else index]
-        assert isinstance(found, Layer)
-        return found
+        layer = self.layers[0 if self.universal else index]
+        assert isinstance(layer, Layer)
+        return layer
 
     def initial_state(
         self,
@@ -96,23 +86,19 @@ class Backbone(nn.Module):
         dtype: torch.dtype | None = None,
         cached: Cached = False,
     ) -> State:
-        """Nothing seen yet.
+        """State of streams that begin, in the training form, or with ``cached`` in an acting form.
 
-        Args:
-            cached: True gives the acting form, rings of keys and values beside those of layer inputs; "only" keeps them
-                in place of layer inputs, for acting that no training segment will start from.
+        True keeps rings of keys and values beside those of layer inputs; "only" keeps them alone, for acting that no
+        training segment will start from.
         """
         parameter = next(self.parameters())
         device, dtype = device or parameter.device, dtype or parameter.dtype
-        counts = {"position": -1, "clock": 0}
-        return State(
-            {
-                name: torch.full((batch_size,), counts[name], dtype=torch.long, device=device)
-                if name in counts
-                else torch.zeros(batch_size, *shape, device=device, dtype=dtype)
-                for name, shape in self.state_forms[cached].items()
-            }
-        )
+        counts = {"position": (-1, torch.long), "clock": (0, torch.long)}
+        tensors = {}
+        for name, shape in self.state_forms[cached].items():
+            value, kind = counts.get(name, (0, dtype))
+            tensors[name] = torch.full((batch_size, *shape), value, dtype=kind, device=device)
+        return State(tensors)
 
     def state_shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors of a state without the batch axis."""
@@ -127,12 +113,11 @@ class Backbone(nn.Module):
     def receptive_field(self) -> int | None:
         """Tokens before a token that its output may depend on; None where that can be all of its episode.
 
-        Every layer keeps the rows that it looks back at, which its inputs did before it, so their numbers add up. What
-        keeps anything but rows, as sums or sinks, knows no such bound.
+        Every layer keeps the rows that it looks back at, so their numbers add up; sums and sinks know no bound.
         """
-        total = 0
+        total, rows = 0, {*RINGS, "taps", "second_taps"}
         for shapes in self.training_shapes:
-            if any(name.rpartition(".")[2] not in ROWS for name in shapes):
+            if not {name.rpartition(".")[2] for name in shapes} <= rows:
                 return None
             counts = {name: shape[0] for name, shape in shapes.items()}
             total += max(counts.pop("hidden", 0), counts.pop("keys", 0)) + sum(counts.values())
@@ -140,11 +125,11 @@ class Backbone(nn.Module):
 
     def tables(self) -> dict[str, Tensor]:
         """Tables of every layer over distances under today's weights, for the argument ``tables`` of many calls."""
+        tables: dict[str, Tensor] = {}
         with torch.no_grad():
-            tables: dict[str, Tensor] = {}
-            for index in range(self.config.layers):
-                tables |= prefixed(f"layer{index}", self.layer(index).mixing.tables())
-            return tables
+            for index, layer in enumerate(self.stack.layers):
+                tables |= prefixed(f"layer{index}", layer.mixing.tables())
+        return tables
 
     def table_sources(self) -> list[nn.Module]:
         """The modules whose weights ``tables`` depends on."""
@@ -170,22 +155,18 @@ class Backbone(nn.Module):
         """Outputs of the ``wanted`` tokens and the state after the last token.
 
         Args:
-            x: input tokens.
             state: what a previous call returned, or None for a stream that starts here.
             reset: True where a token is the first of an episode (counts for valid tokens only).
             valid: False for padding, anywhere; padding changes nothing and its outputs are zero.
             timestep: environment step of every token, read by the position "timestep"; default: its position inside the
                 episode divided by ``tokens_per_step``.
-            task: which task every token belongs to, counted from 0 and the same in all of an episode; needed where
-                ``config.tasks`` says how many there are.
+            task: task of every token, from 0 to ``config.tasks`` - 1, the same in all of an episode.
             context: the encoded elements that tokens look at; needed where ``config.reads_context``.
-            wanted: tokens whose outputs are needed, the only ones that are returned; what the last layer would do for
-                the others alone is left out.
+            wanted: tokens whose outputs are returned; what the last layer would do for the others alone is left out.
             record: collects auxiliary losses and metrics.
 
         Raises:
-            ConfigError: x is not [B, T, width], what stands beside it has another shape than [B, T], state belongs to
-                another batch size or backbone, task or context is missing, or the context does not fit x.
+            ConfigError: an argument is missing, of another shape or type, or of another backbone.
             DataError: an episode is longer than a position table, or a task is none of those there are.
         """
         self.check_sizes(x, state, reset=reset, valid=valid, timestep=timestep, task=task)
@@ -225,14 +206,11 @@ class Backbone(nn.Module):
         """The tokens of at most one environment step, in fixed shapes and without a look at data.
 
         Before it, ``check_places`` says whether position tables reach to these tokens, ``check_tasks`` whether there
-        are such tasks.
+        are such tasks. Other arguments are those of ``forward``.
 
         Args:
-            state: in the form for acting.
-            wanted: tokens whose outputs are needed, as for ``forward``.
             tables: ``tables()``, computed anew whenever weights change; None computes what is needed of them here.
             overwrites: whether the rings of ``state`` may be written in place; the returned state holds the same rings.
-            record: collects metrics.
 
         Raises:
             ConfigError: more tokens than one environment step has, or a state in the form for training.
@@ -248,15 +226,8 @@ class Backbone(nn.Module):
             )
         tokens = self.locate(x, state, reset, timestep, task=task)
         clock = state.tensors["clock"]
-        call = Call(
-            tokens,
-            SILENT if record is None else Probe(record),
-            wanted,
-            clock[0],
-            overwrites,
-            tables or {},
-            context=context,
-        )
+        probe = SILENT if record is None else Probe(record)
+        call = Call(tokens, probe, wanted, clock[0], overwrites, tables or {}, context=context)
         y, after = self.run(x, self.layer_states(state, x), call)
         return y, state_of({"position": tokens.p[:, -1], "clock": clock + x.shape[1]}, after)
 
@@ -341,26 +312,21 @@ class Backbone(nn.Module):
         return Tokens(p, step, p > index, before, length, task)
 
     def check_sizes(self, x: Tensor, state: State | None, **beside: Tensor | None) -> None:
-        """Raise ConfigError unless x is [B, T, width], what is ``beside`` it [B, T], and the state for both.
-
-        Looks at shapes and types alone, once per call.
-        """
-        if not isinstance(x, Tensor):
-            raise ConfigError(
-                f"the backbone takes a tensor [batch, time, width {self.width}], got a {type(x).__name__}"
-            )
-        if x.dim() != 3 or x.shape[-1] != self.width:
-            raise ConfigError(f"the backbone takes [batch, time, width {self.width}], got {tuple(x.shape)}")
+        """Raise ConfigError unless x is [B, T, width], what is ``beside`` it [B, T], and the state for both."""
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.width or 0 in x.shape:
+            got = tuple(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            form = f"[batch, time, width {self.width}] of at least one stream and one token"
+            raise ConfigError(f"the backbone takes a tensor {form}, got {got}")
         if not x.is_floating_point():
-            raise ConfigError(f"the backbone takes fractions, got {x.dtype}; embed or convert them first")
+            raise ConfigError(
+                f"the backbone takes floating-point tensors, got {x.dtype}: pass x.float(), or embed what are classes"
+            )
         weights = next(self.parameters(), x).dtype
         if x.dtype != weights and not torch.is_autocast_enabled(x.device.type):
             raise ConfigError(
                 f"x is of {x.dtype}, the weights are of {weights}: pass x.to({weights}), or convert the backbone to "
                 f"{x.dtype}"
             )
-        if 0 in x.shape[:2]:
-            raise ConfigError(f"the backbone takes at least one stream and one token, got {tuple(x.shape)}")
         for name, value in beside.items():
             if value is None:
                 continue
@@ -369,48 +335,38 @@ class Backbone(nn.Module):
                     f"{name} has shape {tuple(value.shape)}, the tokens have {tuple(x.shape[:2])}: pass one value per "
                     "stream and token"
                 )
-            if name in FLAGS and value.dtype != torch.bool:
+            is_flag = name in ("reset", "valid")
+            if is_flag and value.dtype != torch.bool:
                 raise ConfigError(f"{name} is of {value.dtype}, expected torch.bool: pass {name}.bool()")
-            if name not in FLAGS and value.dtype not in INTEGERS:
+            if not is_flag and value.dtype not in (torch.int64, torch.int32):
                 raise ConfigError(f"{name} is of {value.dtype}, expected whole numbers: pass {name}.long()")
         if not isinstance(state, State | None):
             raise ConfigError(
                 f"state is a {type(state).__name__}; pass what a call returned, State(tensors) of tensors that were "
                 f"saved, or initial_state({len(x)})"
             )
-        if state is not None and state.batch_size != x.shape[0]:
-            raise ConfigError(
-                f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"
-            )
         if state is not None:
+            if state.batch_size != len(x):
+                raise ConfigError(
+                    f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"
+                )
             self.check_state(state)
 
     def check_state(self, state: State) -> None:
         """Raise ConfigError unless the tensors of a state have the names and shapes that this backbone gives them."""
         shapes = {name: value.shape[1:] for name, value in state.tensors.items()}
         forms = [self.state_forms[True], self.state_forms["only"]] if state.acts else [self.state_forms[False]]
-        if shapes in forms:
-            return
-        expected = min(forms, key=lambda each: len(each.keys() ^ shapes.keys()))
-        for name in [*expected, *shapes]:
-            if name not in shapes or name not in expected:
-                fault = f"it {'lacks' if name in expected else 'holds'} {name}"
-            elif shapes[name] != expected[name]:
-                found = tuple(state.tensors[name].shape)
-                fault = f"{name} has shape {found}, not {(state.batch_size, *expected[name])}"
-            else:
-                continue
+        if shapes not in forms:
+            expected = min(forms, key=lambda each: len(each.keys() ^ shapes.keys()))
             raise ConfigError(
-                f"state is of another backbone: {fault}; pass what this one returned, or "
+                f"state is of another backbone: {state.difference(expected)}; pass what this one returned, or "
                 f"initial_state({state.batch_size})"
             )
 
     def check_context(self, x: Tensor, context: Context | None) -> None:
-        """Raise ConfigError unless there are elements to look at where the layers do so, and only there."""
+        """Raise ConfigError unless there are elements to look at; called where layers do so or there are any."""
         if not self.reads_context:
-            if context is not None:
-                raise ConfigError("no layer reads the context that was passed; set topology to 'encoder_decoder'")
-            return
+            raise ConfigError("no layer reads the context that was passed; set topology to 'encoder_decoder'")
         if context is None:
             raise ConfigError(
                 "topology 'encoder_decoder' reads the elements of every observation: pass context=Context(rows, exists)"
@@ -425,13 +381,10 @@ class Backbone(nn.Module):
             )
 
     def check_places(self, p: Int[Tensor, "*n"], timestep: Int[Tensor, "*n"] | None = None) -> None:
-        """Raise DataError unless the encodings have all places; looks at data.
+        """Raise DataError unless the encodings have these episode positions and steps; looks at data.
 
-        Whoever acts calls it before a step, however that is computed; of the tokens of a step the last one is enough.
-
-        Args:
-            p: episode positions of tokens.
-            timestep: their environment steps; None for p divided by ``tokens_per_step``.
+        Call it before ``step``, which does not; of the tokens of a step the last one is enough. ``timestep`` defaults
+        to p divided by ``tokens_per_step``.
         """
         for position in self.finite_positions:
             position.check_places(p, p // self.config.tokens_per_step if timestep is None else timestep)
@@ -445,7 +398,6 @@ class Backbone(nn.Module):
                 raise DataError(f"task {each} is none of the {self.tasks} tasks, which are counted from 0")
 
     def embed(self, x: Tensor, call: Call) -> Tensor:
-        """Input with the encodings that act on it."""
         for position in self.input_positions:
             assert isinstance(position, Position)
             x = position.embed(x, call.tokens.p, call.tokens.timestep)
@@ -475,9 +427,8 @@ class Backbone(nn.Module):
         with torch.no_grad():
             state = self.without_cache(state)
             before = state.tensors["position"]
-            return self.in_rings(
-                self.map_memories(state, lambda layer, memory, part: memory.with_keys(part, layer.keys_of, before))
-            )
+            rows = self.map_memories(state, lambda layer, memory, part: memory.with_keys(part, layer.keys_of, before))
+            return self.in_rings(rows)
 
     def without_cache(self, state: State) -> State:
         """Training form of ``state``: layer inputs only."""
@@ -505,16 +456,12 @@ class Backbone(nn.Module):
         return state_of({"position": state.tensors["position"]}, parts)
 
     def stored_keys(self, state: State) -> tuple[Float[Tensor, "M G K"], Float[Tensor, "M G V"]]:
-        """Keys and values of the running episodes as far as the layer with a store holds them: what a bank is made of.
-
-        Raises:
-            ConfigError: no layer has a store.
-        """
+        """Keys and values that the layer with a store holds of the running episodes, for a bank (``save_bank``)."""
         for index, mixer in enumerate(self.mixers()):
             if isinstance(mixer, Memorizing):
                 rows = self.without_cache(state).tensors[f"layer{index}.keys"].detach()
-                age = descending(rows.shape[1], rows.device)
-                return mixer.score.keys_of(rows[age <= state.tensors["position"][:, None]])
+                exists = descending(rows.shape[1], rows.device) <= state.tensors["position"][:, None]
+                return mixer.score.keys_of(rows[exists])
         raise ConfigError("no layer has a store; set memory_kind to 'memorizing'")
 
     def constrain_(self) -> None:
@@ -529,8 +476,7 @@ class Backbone(nn.Module):
 
     def seen(self) -> list[Tensor]:
         """Statistics for ``maintain``: sums over the tokens since its last call, which several processes add up."""
-        learning = (module for module in self.modules() if isinstance(module, OnlineMeans))
-        return [value for module in learning for value in module.statistics()]
+        return [value for module in self.modules() if isinstance(module, OnlineMeans) for value in module.statistics()]
 
 
 def state_of(tensors: dict[str, Tensor], layers: list[LayerState]) -> State:

@@ -149,8 +149,7 @@ PRESETS: dict[str, Preset] = {
     "gaussian_predicted": Preset(
         {"prior": "gaussian_predicted", **_TRANSFORMER}, "Yang et al. 2018, arXiv 1810.10182",
         "causal: center and width are shares of the visible past, counted backwards; a deviation is at least half a "
-        "token; in all layers, in the paper's "
-        f"best runs in the lowest ones; decoder alone; {_NO_BIAS}",
+        f"token; in all layers, in the paper's best runs in the lowest ones; decoder alone; {_NO_BIAS}",
     ),
     "poolingformer": Preset(
         {"mixer": "poolingformer", "position": "learned", **_BERT}, "Zhang et al. 2021, arXiv 2105.04371",

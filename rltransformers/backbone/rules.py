@@ -29,14 +29,9 @@ class Origin:
 
 
 def check_combinations(config: BackboneConfig) -> None:
-    """Raise unless all choices and settings can do together what they are there for.
-
-    Raises:
-        ConfigError: names the two that clash, the reason and the way out.
-    """
+    """Raise ConfigError for two choices or settings that clash, with the reason and the way out."""
     check_places(config.choices.positions)
     for index, layer in enumerate(config.choices.kinds):
-        check_heads(config, layer)
         check_layer(config, layer, index)
     for choice in config.choices.common():
         check_reach(choice, config.choices)
@@ -72,18 +67,13 @@ def check_places(choices: Iterable[Choice]) -> None:
             )
 
 
-def check_heads(config: BackboneConfig, layer: LayerChoices) -> None:
-    """Raise unless a layer has one pattern, or one per head."""
-    count = len(layer.patterns)
+def check_layer(config: BackboneConfig, layer: LayerChoices, index: int) -> None:
+    """Raise unless a layer has one pattern or one per head, and its mixer offers what its other choices need."""
+    mixer, count = layer.mixer, len(layer.patterns)
     if count not in (1, config.heads):
         raise ConfigError(
             f"{count} patterns per head for {config.heads} heads; give one per head or {without(layer.patterns[0])}"
         )
-
-
-def check_layer(config: BackboneConfig, layer: LayerChoices, index: int) -> None:
-    """Raise unless the mixer of a layer offers what the other choices of the layer need, and a memory of 0 is none."""
-    mixer = layer.mixer
     where = f"mixer {mixer.name!r}" + (f" of layer {index}" if len(config.choices.kinds) > 1 else "")
     for choice in layer:
         for feature in choice.spec.needs:
@@ -116,14 +106,30 @@ def check_reach(choice: Choice, choices: Choices) -> None:
 def check_keys(config: BackboneConfig) -> None:
     """Raise unless settings of keys have keys to shape, and heads divide what they share."""
     mixers = {layer.mixer.name: layer.mixer.spec for layer in config.choices.kinds}
-    if any(Feature.KEYS in spec.offers for spec in (config.choices.topology.spec, *mixers.values())):
-        return
-    for name in ("kv_heads", "head_dim", "value_dim", "attention_bias"):
-        if getattr(config, name):
-            raise ConfigError(
-                f"{name} is about {Feature.KEYS.value}, but mixer {' and '.join(map(repr, sorted(mixers)))} has none; "
-                f"leave {name} out or set mixer to {offering(Feature.KEYS)}"
-            )
+    width, heads, kv_heads = config.width, config.heads, config.kv_heads
+    if not any(Feature.KEYS in spec.offers for spec in (config.choices.topology.spec, *mixers.values())):
+        for name in ("kv_heads", "head_dim", "value_dim", "attention_bias"):
+            if getattr(config, name):
+                raise ConfigError(
+                    f"{name} is about {Feature.KEYS.value}, but mixer {' and '.join(map(repr, sorted(mixers)))} has "
+                    f"none; leave {name} out or set mixer to {offering(Feature.KEYS)}"
+                )
+    elif config.head_dim is None and width % heads:
+        raise ConfigError(
+            f"heads ({heads}) must divide width ({width}); nearest that do: {nearest_divisors(width, heads)}; or set "
+            "head_dim"
+        )
+    elif kv_heads is not None and heads % kv_heads:
+        raise ConfigError(
+            f"kv_heads ({kv_heads}) must divide heads ({heads}); nearest that do: {nearest_divisors(heads, kv_heads)}"
+        )
+
+
+def nearest_divisors(number: int, near: int) -> str:
+    """The divisors of ``number`` next to ``near`` on either side."""
+    divisors = [each for each in range(1, number + 1) if number % each == 0]
+    below, above = ([each for each in divisors if each < near], [each for each in divisors if each > near])
+    return ", ".join(map(str, below[-1:] + above[:1]))
 
 
 def check_refusals(config: BackboneConfig) -> None:
@@ -152,31 +158,27 @@ def check_refusals(config: BackboneConfig) -> None:
 
 def setting_features(config: BackboneConfig) -> dict[Feature, Origin]:
     """Features that come from settings that are no choices, and from lists of choices."""
-    kinds = config.choices.kinds
-    found: dict[Feature, Origin] = {}
-    if config.memory == 0:
-        found[Feature.NO_MEMORY] = Origin("memory 0", "set memory to at least 1")
-    if config.tokens_per_step > 1:
-        found[Feature.STEP_TOKENS] = Origin(f"tokens_per_step {config.tokens_per_step}", "set tokens_per_step to 1")
-    if config.kv_heads is not None and config.kv_heads < config.heads:
-        found[Feature.SHARED_KEYS] = Origin(f"kv_heads {config.kv_heads}", "leave kv_heads out")
+    kinds, kv_heads, losses = config.choices.kinds, config.kv_heads, ", ".join(config.losses)
+    settings = (
+        (Feature.NO_MEMORY, config.memory == 0, "memory 0", "set memory to at least 1"),
+        (Feature.STEP_TOKENS, config.tokens_per_step > 1, f"tokens_per_step {config.tokens_per_step}",
+         "set tokens_per_step to 1"),
+        (Feature.SHARED_KEYS, (kv_heads or config.heads) < config.heads, f"kv_heads {kv_heads}", "leave kv_heads out"),
+        (Feature.CHUNKS, config.ff_chunks > 1, f"ff_chunks {config.ff_chunks}", "set ff_chunks to 1"),
+        (Feature.RECOMPUTED, config.checkpoint, "checkpoint true", "set checkpoint to False"),
+        (Feature.LOSSES, bool(losses), f"losses {losses}", "leave losses out"),
+    )  # fmt: skip
+    features = {feature: Origin(text, way_out) for feature, holds, text, way_out in settings if holds}
     keys = [layer.of_keys for layer in kinds]
     differing = [axis for axis in keys[0] if any(each[axis] != keys[0][axis] for each in keys)]
     if differing:
         name = differing[0]
-        found[Feature.MIXED_KEYS] = Origin(f"{name} is a list", f"set {name} to {AXES[name].neutral!r}")
+        features[Feature.MIXED_KEYS] = Origin(f"{name} is a list", f"set {name} to {AXES[name].neutral!r}")
     if any(layer != kinds[0] for layer in kinds):
         parts = zip(*(vars(layer).items() for layer in kinds), strict=True)
-        names = [items[0][0].removesuffix("s") for items in parts if any(item != items[0] for item in items)]
-        way_out = f"set {names[0]} to {AXES[names[0]].neutral!r}"
-        found[Feature.MIXED_LAYERS] = Origin(f"{names[0]} is a list", way_out)
-    if config.ff_chunks > 1:
-        found[Feature.CHUNKS] = Origin(f"ff_chunks {config.ff_chunks}", "set ff_chunks to 1")
-    if config.checkpoint:
-        found[Feature.RECOMPUTED] = Origin("checkpoint true", "set checkpoint to False")
-    if config.losses:
-        found[Feature.LOSSES] = Origin(f"losses {', '.join(config.losses)}", "leave losses out")
-    return found
+        name = next(items[0][0].removesuffix("s") for items in parts if any(item != items[0] for item in items))
+        features[Feature.MIXED_LAYERS] = Origin(f"{name} is a list", f"set {name} to {AXES[name].neutral!r}")
+    return features
 
 
 def check_losses(config: BackboneConfig) -> None:
@@ -184,25 +186,19 @@ def check_losses(config: BackboneConfig) -> None:
     chosen = config.choices.chosen()
     for choice in config.choices.losses:
         name, defaults = choice.name, choice.spec.defaults()
-        if choice.spec.build is None and not any(
-            produced(each, loss) for each in chosen for loss in each.spec.produces if loss.name == name
-        ):
+        producing = [(each, loss) for each in chosen for loss in each.spec.produces if loss.name == name]
+        if choice.spec.build is None and not any(produced(*each) for each in producing):
             raise ConfigError(
                 f"loss {name!r} has nothing to act on; it needs {' or '.join(producers(name))}, or leave losses out"
             )
-        for option, origin in unread_of_loss(name, chosen).items():
+        unread = {option: each for each, loss in producing for option in loss.unread(each.options)}
+        for option, origin in unread.items():
             value = getattr(choice.options, option)
             if value != defaults[option]:
                 raise ConfigError(
                     f"backbone.losses.{name}.{option} {value!r} has no effect: nothing reads it beside "
                     f"{title(origin)} with its options; leave {option} out"
                 )
-
-
-def unread_of_loss(name: str, chosen: Iterable[Choice]) -> dict[str, Choice]:
-    """Options of a loss that nothing reads, each with the choice that produces the loss."""
-    producing = ((choice, loss) for choice in chosen for loss in choice.spec.produces if loss.name == name)
-    return {option: choice for choice, loss in producing for option in loss.unread(choice.options)}
 
 
 def produced(choice: Choice, loss: Loss) -> bool:
@@ -212,14 +208,13 @@ def produced(choice: Choice, loss: Loss) -> bool:
 
 def producers(name: str) -> list[str]:
     """How the choices that produce a loss are written."""
-    found = []
-    for axis in AXES.values():
-        for spec in axis.table.values():
-            for loss in spec.produces:
-                options = "".join(f", {option}: {value}" for option, value in loss.options.items())
-                written = f"{{name: {spec.name}{options}}}" if options else spec.name
-                found += [f"{axis.name}: {written}"] if loss.name == name else []
-    return found
+    written = []
+    for spec in (spec for axis in AXES.values() for spec in axis.table.values()):
+        for loss in spec.produces:
+            options = "".join(f", {option}: {value}" for option, value in loss.options.items())
+            choice = f"{{name: {spec.name}{options}}}" if options else spec.name
+            written += [f"{spec.axis}: {choice}"] if loss.name == name else []
+    return written
 
 
 def title(choice: Choice) -> str:

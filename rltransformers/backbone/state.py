@@ -1,7 +1,4 @@
-"""What acting carries along: the state of a backbone, a record of tensors, and tables of its weights.
-
-Axes: B batch, S slots of a ring.
-"""
+"""The state of a backbone, and tables of its weights for acting. Axes: B batch, S slots of a ring."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +9,8 @@ from torch import Tensor, nn
 from rltransformers.core.described import size_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.places import places_of
-from rltransformers.memory.interface import RINGS, LayerState
+from rltransformers.memory.interface import RINGS
+from rltransformers.mixers.interface import LayerState
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,10 @@ class State:
 
     @property
     def batch_size(self) -> int:
-        """B."""
         return self.tensors["position"].shape[0]
 
     @property
     def acts(self) -> bool:
-        """Whether this is the form for acting."""
         return "clock" in self.tensors
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "State":
@@ -46,15 +42,12 @@ class State:
         return State({name: function(value) for name, value in self.tensors.items()})
 
     def __getitem__(self, index: Tensor | slice | Sequence[int]) -> "State":
-        """Chosen batch rows."""
         return self.map(lambda value: value[index])
 
     def detach(self) -> "State":
-        """Without gradient history."""
         return self.map(Tensor.detach)
 
     def clone(self) -> "State":
-        """A copy."""
         return self.map(Tensor.clone)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "State":
@@ -64,11 +57,7 @@ class State:
         )
 
     def where(self, mask: Tensor, other: "State") -> "State":
-        """Rows of ``other`` where ``mask`` [B] is True.
-
-        Raises:
-            ConfigError: the two have different forms, or another number of streams than the mask.
-        """
+        """Rows of ``other`` where ``mask`` [B] is True; ConfigError for other forms or another number of streams."""
         check_alike([self, other])
         if not tuple(mask.shape) == (self.batch_size,) == (other.batch_size,):
             raise ConfigError(
@@ -85,11 +74,7 @@ class State:
 
     @staticmethod
     def cat(states: Sequence["State"]) -> "State":
-        """Batch rows of all states, in order.
-
-        Raises:
-            ConfigError: there is no state, or they have different forms.
-        """
+        """Batch rows of all states, in order; ConfigError if there is none, or if they have different forms."""
         if not states:
             raise ConfigError("there is no state to join; pass at least one")
         check_alike(states)
@@ -108,6 +93,15 @@ class State:
             for name, value in self.tensors.items()
         }
         return State(turned | {"clock": self.tensors["clock"] + ahead})
+
+    def difference(self, expected: Mapping[str, tuple[int, ...]]) -> str:
+        """The first tensor that has not the ``expected`` shape without its batch axis, in words."""
+        for name, shape in expected.items():
+            if name not in self.tensors:
+                return f"it lacks {name}"
+            if self.tensors[name].shape[1:] != shape:
+                return f"{name} has shape {tuple(self.tensors[name].shape)}, not {(self.batch_size, *shape)}"
+        return f"it holds {next(name for name in self.tensors if name not in expected)}"
 
     def layer(self, name: str) -> LayerState:
         """Tensors of one layer by their own names."""

@@ -18,26 +18,16 @@ TOPOLOGIES = {
     spec.name: spec
     for spec in (
         Spec(
-            id="E2",
-            name="decoder",
-            axis="topology",
-            paper="Radford et al. 2018, GPT",
-            summary="The stream alone: a token reads the tokens before it.",
-            build=build_decoder,
-            example={"topology": "decoder"},
+            "E2", "decoder", "topology", "Radford et al. 2018, GPT",
+            "The stream alone: a token reads the tokens before it.", build_decoder,
             formula="x = x + Mix(x), x = x + FF(x)",
         ),
         Spec(
-            id="E0",
-            name="encoder_decoder",
-            axis="topology",
-            paper="Vaswani et al. 2017, arXiv 1706.03762, section 3.2.3",
-            summary="Between mixing and transform every layer reads the encoded elements of the token's observation.",
-            build=build_encoder_decoder,
-            example={"topology": "encoder_decoder"},
+            "E0", "encoder_decoder", "topology", "Vaswani et al. 2017, arXiv 1706.03762, section 3.2.3",
+            "Between mixing and transform every layer reads the encoded elements of the token's observation.",
+            build_encoder_decoder,
             traits=Traits(
-                family="EXPL",
-                horizon="the token's own observation",
+                family="EXPL", horizon="the token's own observation",
                 causal_form="a token reads the elements of its own observation, which the agent's policy encodes "
                 "(`observation: {encoder: ...}`); there all tokens read one source text; a token without elements "
                 "passes unchanged",
@@ -49,4 +39,4 @@ TOPOLOGIES = {
             formula="x_t = x_t + W_o sum_n softmax_n(q_t k_tn / sqrt(Dh)) v_tn for the elements n of observation t",
         ),
     )
-}
+}  # fmt: skip

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from rltransformers.backbone.config import nearest_divisors
+from rltransformers.backbone.rules import nearest_divisors
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.pictures import as_picture, is_image
 from rltransformers.core.spaces import leaf_spaces

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 from torch import Tensor, nn
 
-from rltransformers.backbone.config import nearest_divisors
+from rltransformers.backbone.rules import nearest_divisors
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Choice
 from rltransformers.policies.set_encoders.elements import Elements
