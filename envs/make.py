@@ -36,7 +36,8 @@ from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, Gl
 
 Env = gymnasium.Env[Any, Any]
 WrapperConfig = str | Mapping[str, Any]
-Wrappers = Sequence[WrapperConfig | Callable[[Env], Env]]
+WrapperFunction = Callable[[Env], Env]
+Wrappers = Sequence[WrapperConfig | WrapperFunction]
 Source = EnvSpec | Callable[..., Env] | Env
 """A specification, a function or class that makes an environment, or an environment."""
 EnvironmentSource = str | Source
@@ -109,9 +110,7 @@ def make_vector_env(
     """As ``make_vec_env``, but a vector environment of Gymnasium that waits at the end of an episode for a reset.
 
     Nested observations stay nested. Values are not watched: who steps it calls ``attempt`` and ``check_outcome``.
-
-    Raises:
-        ConfigError, MissingExtraError: as ``make_vec_env``.
+    Errors are those of ``make_vec_env``.
     """
     options = _checked(env_kwargs, wrappers)
     source = environment_source(env_id, num_envs, options)
@@ -152,11 +151,7 @@ def construction(source: EnvironmentSource, options: Mapping[str, Any]) -> Itera
 
 
 def make_by(function: Callable[..., Any], options: Mapping[str, Any]) -> Env:
-    """Make an environment with ``function``.
-
-    Raises:
-        ConfigError: when it raises an exception (chained), or makes something else.
-    """
+    """Make an environment with ``function``; ConfigError if that raises an exception, or makes something else."""
     with construction(function, options):
         env = function(**options)
     if not isinstance(env, gymnasium.Env):
@@ -264,11 +259,7 @@ def _in_worker(build: Callable[[], Env], parent: int, safe: bool) -> Env:
 
 
 def make_env(
-    env: EnvironmentSource,
-    *,
-    env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Wrappers = (),
-    flat: bool = True,
+    env: EnvironmentSource, *, env_kwargs: Mapping[str, Any] | None = None, wrappers: Wrappers = (), flat: bool = True
 ) -> Env:
     """One environment with its wrappers and, where observations are nested, ``FlatDict`` (unless ``flat`` is False).
 
@@ -326,7 +317,6 @@ def check_wrapper(wrapper: WrapperConfig) -> None:
 
 
 def _read_wrapper(wrapper: WrapperConfig) -> tuple[str, dict[str, Any]]:
-    """Name and options."""
     options = {"name": wrapper} if isinstance(wrapper, str) else dict(wrapper) if isinstance(wrapper, Mapping) else {}
     name = options.pop("name", None)
     if not isinstance(name, str) or not all(isinstance(option, str) for option in options):

@@ -1,8 +1,7 @@
 """The rules of our memory tasks as pure functions on N copies at once; N=1 is the scalar environment.
 
-Every array has the copies first: [N, ...]. A state is a dictionary of such arrays. Rules draw nothing themselves: an
-episode is a function of ``draws`` uniform numbers in [0, 1), so one generator per copy gives the same episodes alone
-and in a batch.
+A state is a dictionary of arrays [N, ...]. An episode is a function of ``draws`` uniform numbers in [0, 1), so one
+generator per copy gives the same episodes alone and in a batch.
 """
 
 from abc import ABC, abstractmethod
@@ -45,11 +44,11 @@ class Rules(ABC):
 
     Attributes:
         draws: how many uniform numbers one episode takes.
-        lowest: number of an observation; the largest is 1.
+        lowest: number of an observation, or of each of its entries; the largest is 1.
     """
 
     draws: ClassVar[int]
-    lowest: ClassVar[float] = 0.0
+    lowest: ClassVar[float | tuple[float, ...]] = 0.0
 
     @property
     @abstractmethod
@@ -68,7 +67,7 @@ class Rules(ABC):
 
     @property
     def observation_space(self) -> spaces.Box:
-        return spaces.Box(self.lowest, 1.0, (self.entries,), np.float32)
+        return spaces.Box(np.full(self.entries, self.lowest, np.float32), 1.0)
 
     @property
     def action_space(self) -> spaces.Discrete:
@@ -244,15 +243,11 @@ class KeyToDoor(Rules):
 
     draws: ClassVar[int] = 5
     entries: ClassVar[int] = 6
+    lowest: ClassVar[tuple[float, ...]] = (0, 0, 0, 0, -1, -1)
 
     @property
     def horizon(self) -> int:
         return 3 * self.phase_steps
-
-    @property
-    def observation_space(self) -> spaces.Box:
-        low = np.array([0, 0, 0, 0, -1, -1], np.float32)
-        return spaces.Box(low, np.ones(6, np.float32), dtype=np.float32)
 
     def start(self, uniform: Array) -> State:
         cells = self.size**2

@@ -1,7 +1,6 @@
-"""Our memory tasks as Gymnasium environments: a scalar and a vectorized form of the same rules.
+"""Our memory tasks as Gymnasium environments: a scalar and a vectorized form of the same rules. N: copies.
 
-N is the number of copies. The scalar environment seeded with s + i and copy i of the vector environment seeded with s
-see the same episodes, as in ``gymnasium.vector.SyncVectorEnv``.
+The scalar environment seeded with s + i sees the episodes of copy i of the vector environment seeded with s.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,13 +59,8 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
     every mode. Infos, ``final_obs`` and ``final_info`` are laid out as ``gymnasium.vector.SyncVectorEnv`` does.
 
     Args:
-        num_envs: N, at least 1.
         autoreset_mode: an ``AutoresetMode`` or its value ("NextStep", "SameStep", "Disabled").
-        options: those of the rules.
-
-    Raises:
-        ConfigError: for an unknown or impossible option.
-        TypeError: for a ``render_mode``.
+        options: those of the rules; errors are those of ``MemoryTask``.
     """
 
     rules_type: ClassVar[Callable[..., Rules]]
@@ -79,7 +73,10 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
             raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
         self.rules = _rules(self.rules_type, options)
         self.num_envs = num_envs
-        self.autoreset_mode = _autoreset_mode(autoreset_mode)
+        modes = [mode.value for mode in AutoresetMode]
+        if autoreset_mode not in (*AutoresetMode, *modes):
+            raise ConfigError(f"unknown autoreset_mode {autoreset_mode!r}; {did_you_mean(autoreset_mode, modes)}")
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": [], "autoreset_mode": self.autoreset_mode}
         self.single_observation_space = self.rules.observation_space
         self.single_action_space = self.rules.action_space
@@ -142,11 +139,7 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was called on a task with the same options.
-
-        Raises:
-            ConfigError: when that task had another number of copies.
-        """
+        """Go on where ``state_dict`` was called on a task with the same options."""
         if len(state["ended"]) != self.num_envs:
             raise ConfigError(f"the state is that of {len(state['ended'])} copies, this task has {self.num_envs}")
         self._generators = [seeding.np_random(0)[0] for _ in state["generators"]]
@@ -163,7 +156,9 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
         if self._state is None or len(rows) == self.num_envs:
             self._state = fresh
         else:
-            self._state = {name: _with_rows(value, rows, fresh[name]) for name, value in self._state.items()}
+            self._state = {name: value.copy() for name, value in self._state.items()}
+            for name, value in self._state.items():
+                value[rows] = fresh[name]
         self._ended = self._ended & ~mask
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
@@ -192,14 +187,6 @@ def _rules(rules_type: Callable[..., Rules], options: dict[str, Any]) -> Rules:
     return rules_type(**check_settings(annotations(rules_type), options))
 
 
-def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    try:
-        return AutoresetMode(mode)
-    except ValueError:
-        known = [known_mode.value for known_mode in AutoresetMode]
-        raise ConfigError(f"unknown autoreset_mode {mode!r}; {did_you_mean(mode, known)}") from None
-
-
 def _step(rules: Rules, action_space: Any, state: State | None, actions: Array) -> Outcome:
     if state is None:
         raise ResetNeeded("call reset before the first step")
@@ -208,34 +195,21 @@ def _step(rules: Rules, action_space: Any, state: State | None, actions: Array) 
     return rules.step(state, actions)
 
 
-def _with_rows(value: Array, rows: Array, fresh: Array) -> Array:
-    changed = value.copy()
-    changed[rows] = fresh
-    return changed
-
-
 TASKS = (
-    "CueRecall",
-    "PassiveTMaze",
-    "ActiveTMaze",
-    "KeyToDoor",
-    "Stitching",
-    "ProofOfMemory",
-    "DistractorTMaze",
-    "EndlessTMaze",
+    *("CueRecall", "PassiveTMaze", "ActiveTMaze", "KeyToDoor"),
+    *("Stitching", "ProofOfMemory", "DistractorTMaze", "EndlessTMaze"),
 )
 """Names of tasks and of their rules; the classes ``<name>`` and ``<name>Vector`` stand in this module."""
 
 
-def _task_class(kind: type, name: str, rules: str) -> type:
-    """A subclass of ``kind`` with the rules of a task."""
-    doc = f"``rltransformers/{rules}-v0``; rules: ``memory_rules.{rules}``."
-    return type(name, (kind,), {"__module__": __name__, "__doc__": doc, "rules_type": getattr(memory_rules, rules)})
-
-
 for _name in TASKS:
-    globals()[_name] = _task_class(MemoryTask, _name, _name)
-    globals()[f"{_name}Vector"] = _task_class(MemoryTaskVector, f"{_name}Vector", _name)
+    _members = {
+        "__module__": __name__,
+        "__doc__": f"``rltransformers/{_name}-v0``; rules: ``memory_rules.{_name}``.",
+        "rules_type": getattr(memory_rules, _name),
+    }
+    globals()[_name] = type(_name, (MemoryTask,), _members)
+    globals()[f"{_name}Vector"] = type(f"{_name}Vector", (MemoryTaskVector,), _members)
 
 
 def register_tasks() -> None:

@@ -1,7 +1,4 @@
-"""The loop that plays, for evaluations and recordings: environments, what acts in them, and a step after the other.
-
-N is the number of environments.
-"""
+"""The loop that plays, for evaluations and recordings, step by step. N is the number of environments."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

@@ -8,6 +8,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean, require
+from rltransformers.core.spaces import map_leaves
 
 _ROWS = ("env_id", "players")
 """Infos that say which copy a row belongs to."""
@@ -49,11 +50,7 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        """First observations of new episodes; with ``options["reset_mask"]`` [N] of these copies, zeros elsewhere.
-
-        Raises:
-            DataError: when rows do not belong to the copies that were reset.
-        """
+        """First observations of new episodes; with ``options["reset_mask"]`` [N] of these copies, zeros elsewhere."""
         if seed is not None:
             self.pool.close()
             self.pool = self._make(**self._arguments | {"seed": seed})
@@ -71,24 +68,22 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         return self._spread(observation, copies), self._spread(info, copies)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As Gymnasium's."""
         observation, rewards, terminated, truncated, info = self.pool.step(actions)
         return observation, rewards, terminated, truncated, _without_rows(info)
 
     def close_extras(self, **none: Any) -> None:
-        """End the threads."""
         self.pool.close()
 
     def _spread(self, values: Any, copies: np.ndarray) -> Any:
         """Rows of some copies as rows of all, the others 0."""
-        if isinstance(values, Mapping):
-            return {key: self._spread(value, copies) for key, value in values.items()}
-        if isinstance(values, tuple):
-            return tuple(self._spread(value, copies) for value in values)
-        rows = np.asarray(values)
-        spread = np.zeros((self.num_envs, *rows.shape[1:]), rows.dtype)
-        spread[copies] = rows
-        return spread
+
+        def spread(rows: Any) -> np.ndarray:
+            rows = np.asarray(rows)
+            all_rows = np.zeros((self.num_envs, *rows.shape[1:]), rows.dtype)
+            all_rows[copies] = rows
+            return all_rows
+
+        return map_leaves(spread, values)
 
 
 def _without_rows(info: Mapping[str, Any]) -> dict[str, Any]:

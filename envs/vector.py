@@ -1,7 +1,7 @@
-"""Gymnasium vector environments in the shape that Stable-Baselines3 expects, whatever their autoreset mode.
+"""Gymnasium vector environments as Stable-Baselines3 expects them, whatever their autoreset mode. N: sub-environments.
 
-N is the number of sub-environments. Stable-Baselines3 resets within the step: at the end of an episode the observation
-is already that of the next episode, and the info carries ``terminal_observation`` and ``TimeLimit.truncated``.
+Stable-Baselines3 resets within the step: at the end of an episode the observation is already that of the next episode,
+and the info carries ``terminal_observation`` and ``TimeLimit.truncated``.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env.util import dict_to_obs
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.seeding import vector_seed
-from rltransformers.core.spaces import check_supported, leaf_values, observation_leaves, stack_members
+from rltransformers.core.spaces import check_supported, leaf_values, map_leaves, observation_leaves, stack_members
 from rltransformers.core.values import check_outcome
 from rltransformers.envs.memory_tasks import MemoryTaskVector
 from rltransformers.envs.wrappers import check_observation_space
@@ -80,7 +80,6 @@ _VALUES = frozenset({bool, int, float, str, np.bool_, np.float32, np.float64, np
 
 
 def _copied(info: dict[str, Any]) -> dict[str, Any]:
-    """A deep copy."""
     copied = info.copy()
     for key, value in info.items():
         if type(value) not in _VALUES:
@@ -174,8 +173,7 @@ class GymnasiumVecEnv(VecEnv):
             self.reset_rows = self._resets_next
             for i in np.flatnonzero(self.reset_rows).tolist():
                 self.reset_infos[i], infos[i] = infos[i], {}
-        some_ended = np.count_nonzero(ended) > 0
-        if some_ended:
+        if np.count_nonzero(ended):
             if self.mode is AutoresetMode.SAME_STEP:  # infos are those of the reset, with the last ones inside
                 for i in np.flatnonzero(ended).tolist():
                     final, self.reset_infos[i] = self._leaves(infos[i].pop("final_obs")), infos[i]
@@ -187,11 +185,8 @@ class GymnasiumVecEnv(VecEnv):
                     leaves = self._reset_rows(ended, leaves)
         if not self.partial_reset:
             self._resets_next = ended.copy()
-        for info in infos:
-            info["TimeLimit.truncated"] = False
-        if some_ended:
-            for i in np.flatnonzero(truncated & ~terminated).tolist():
-                infos[i]["TimeLimit.truncated"] = True
+        for info, is_cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
+            info["TimeLimit.truncated"] = is_cut
         return leaves.get("", leaves), np.array(rewards, self._reward_type), ended, infos
 
     @property
@@ -221,9 +216,7 @@ class GymnasiumVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         chosen = list(self._get_indices(indices))
-        if attr_name == "render_mode":
-            return [self.env.render_mode for _ in chosen]
-        ask = getattr(self.env.unwrapped, "get_attr", None)
+        ask = None if attr_name == "render_mode" else getattr(self.env.unwrapped, "get_attr", None)
         if ask is None:  # one program for all copies: they share their attributes
             return [getattr(self.env, attr_name) for _ in chosen]
         values = ask(attr_name)
@@ -247,11 +240,7 @@ class GymnasiumVecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Results of a method in every sub-environment.
-
-        Raises:
-            ConfigError: for some of the environments, and where there are none to look into.
-        """
+        """Results of a method in every sub-environment; ConfigError for some of them, or where there are none."""
         self._all_at_once("env_method", indices)
         call = getattr(self.env.unwrapped, "call", None)
         if call is None:
@@ -341,7 +330,7 @@ def _info_list(infos: Mapping[str, Any], num_envs: int) -> Infos:
         chosen = range(num_envs) if mask is None else np.flatnonzero(mask).tolist()
         parts: Sequence[Any]
         if key == "final_obs" and not isinstance(values, np.ndarray):  # a batched Dict or Tuple observation
-            parts = [_member(values, i) for i in range(num_envs)]
+            parts = [map_leaves(lambda leaf, i=i: leaf[i], values) for i in range(num_envs)]
         elif isinstance(values, Mapping):
             parts = _info_list(values, num_envs)
         elif isinstance(values, np.ndarray | list | tuple) and len(values) == num_envs:
@@ -355,11 +344,3 @@ def _info_list(infos: Mapping[str, Any], num_envs: int) -> Infos:
         for i in chosen:
             listed[i][key] = parts[i]
     return listed
-
-
-def _member(values: Any, i: int) -> Any:
-    if isinstance(values, Mapping):
-        return {key: _member(value, i) for key, value in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_member(value, i) for value in values)
-    return values[i]

@@ -36,19 +36,13 @@ class EpisodeVideo(RecordVideo[Any, Any]):
         return super().reset(seed=seed, options=options)
 
     def start_recording(self, video_name: str) -> None:
-        """Under the name of the episode."""
         super().start_recording(self._names[self._number])
 
 
 def check_recordable(env_id: str, env_kwargs: Mapping[str, Any], wrappers: Sequence[WrapperConfig]) -> None:
-    """Raise unless episodes can be recorded: tries a frame.
+    """Raise ConfigError unless a frame can be drawn, with the ``render_mode`` of ``env_kwargs``.
 
-    Args:
-        env_kwargs: with a ``render_mode``.
-
-    Raises:
-        ConfigError: when the environment draws no images.
-        MissingExtraError: without MoviePy.
+    Raises MissingExtraError without MoviePy.
     """
     require("moviepy", "video")
     try:

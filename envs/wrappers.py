@@ -120,7 +120,7 @@ class History(_Wrapper):
         for name, switch in switches.items():
             check(switch, bool, name)
         super().__init__(env, **switches)
-        if not (previous_action or previous_reward or first_step):
+        if not any(switches.values()):
             raise ConfigError("History adds nothing; switch on previous_action, previous_reward or first_step")
         members: dict[str, Space] = {"observation": env.observation_space}
         if previous_action:
@@ -192,8 +192,8 @@ class ActionMasks(_Wrapper):
                 f"the environment has no method {MASK_METHOD}() and no {ACTION_MASK!r} in its info, so that nobody "
                 "knows its masks: wrap it in ActionMasker of sb3-contrib first"
             )
-        members = dict(observation) if isinstance(self.env.observation_space, spaces.Dict) else {}
-        members = members or {"observation": observation}
+        is_dict = isinstance(self.env.observation_space, spaces.Dict)
+        members = dict(observation) if is_dict else {"observation": observation}
         return members | {ACTION_MASK: fit_masks(mask, self.env.action_space, 1)[0]}
 
 
@@ -233,16 +233,12 @@ class GridSymbols(_Wrapper, gymnasium.ObservationWrapper[Any, Any, Any]):
         shape: tuple[int, ...] = getattr(fields.get("image"), "shape", None) or ()
         if len(shape) != 3 or shape[2] != len(self.SYMBOLS) or "direction" not in fields:
             raise ConfigError(f"GridSymbols is for the views of MiniGrid and BabyAI, got {env.observation_space}")
-        choices = np.tile(np.array(self.SYMBOLS), shape[0] * shape[1])
-        self.observation_space = spaces.Dict(
-            {"direction": fields["direction"], "symbols": spaces.MultiDiscrete(choices)}
-        )
+        symbols = spaces.MultiDiscrete(np.tile(np.array(self.SYMBOLS), shape[0] * shape[1]))
+        self.observation_space = spaces.Dict({"direction": fields["direction"], "symbols": symbols})
 
     def observation(self, observation: Any) -> dict[str, Any]:
-        return {
-            "direction": observation["direction"],
-            "symbols": np.asarray(observation["image"], np.int64).reshape(-1),
-        }
+        symbols = np.asarray(observation["image"], np.int64).reshape(-1)
+        return {"direction": observation["direction"], "symbols": symbols}
 
 
 class CopyObservation(_Wrapper, gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -256,7 +252,9 @@ class CopyObservation(_Wrapper, gymnasium.ObservationWrapper[Any, Any, Any]):
         super().__init__(env)
 
     def observation(self, observation: Any) -> Any:
-        return observation.copy() if type(observation) is np.ndarray else map_leaves(_copy, observation)
+        if type(observation) is np.ndarray:
+            return observation.copy()
+        return map_leaves(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, observation)
 
 
 class Flicker(_Wrapper, gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -279,9 +277,8 @@ class Flicker(_Wrapper, gymnasium.ObservationWrapper[Any, Any, Any]):
         super().__init__(env, probability=probability)
         self._probability = probability
         self._generator: np.random.Generator | None = None
-        self._leaves = {
-            path: _with_zero(path, leaf) for path, leaf in observation_leaves(env.observation_space).items()
-        }
+        leaves = observation_leaves(env.observation_space)
+        self._leaves = {path: _with_zero(path, leaf) for path, leaf in leaves.items()}
         self.observation_space = space_of(nest_leaves(env.observation_space, self._leaves))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -366,11 +363,7 @@ WRAPPERS: dict[str, type[gymnasium.Wrapper[Any, Any, Any, Any]]] = {
 
 
 def check_observation_space(space: Space) -> None:
-    """Raise unless every leaf has an encoder.
-
-    Raises:
-        ConfigError: names the first leaf that has none, and the way out, or says that the space has no leaf.
-    """
+    """Raise ConfigError, with the way out, unless the space has leaves and every one has an encoder."""
     leaves = observation_leaves(space)
     check_not_empty(leaves, space, "observation")
     for path, leaf in leaves.items():
@@ -452,13 +445,8 @@ def _action_or_none(space: Space, action: Any) -> Any:
 
 
 def _set_generators(states: tuple[Any, Any]) -> None:
-    """Set the global generators of NumPy and of Python."""
     np.random.set_state(states[0])
     random.setstate(states[1])
-
-
-def _copy(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _supported(space: Space, value: Any) -> Any:

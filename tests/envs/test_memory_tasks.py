@@ -646,8 +646,8 @@ def test_corridors_and_sides_of_the_endless_t_maze_are_uniform_and_independent()
         ("CueRecall", {"delays": 3}, "unknown setting delays; did you mean 'delay'"),
         ("PassiveTMaze", {"corridor": 0}, "corridor"),
         ("ActiveTMaze", {"corridor": 2.5}, "corridor"),
-        ("CueRecall", {"shortest_delay": 17}, "delay with shortest_delay 17 must be a whole number of at least 17, got 16"),
-        ("PassiveTMaze", {"shortest_corridor": 0}, "shortest_corridor must be a whole number in [1, 1000000000] or None (null), got 0"),
+        ("CueRecall", {"shortest_delay": 17}, "delay with shortest_delay 17 must be a whole number of at least 17"),
+        ("PassiveTMaze", {"shortest_corridor": 0}, "shortest_corridor must be a whole number in [1, 1000000000] or"),
         ("PassiveTMaze", {"corridor": 9, "shortest_corridor": 10}, "corridor with shortest_corridor 10 must be"),
         ("KeyToDoor", {"size": 1}, "size"),
         ("KeyToDoor", {"phase_steps": 0}, "phase_steps"),
@@ -663,9 +663,13 @@ def test_corridors_and_sides_of_the_endless_t_maze_are_uniform_and_independent()
         ("DistractorTMaze", {"corridor": 1}, "corridor must be a whole number in [2, "),
         ("DistractorTMaze", {"corridor": 257}, "corridor must be a whole number in [2, 256]"),
         ("DistractorTMaze", {"distractors": -1}, "distractors"),
-        ("DistractorTMaze", {"corridor": 20, "limit": 19}, "limit with corridor 20 must be a whole number of at least 20, got 19"),
+        (
+            "DistractorTMaze",
+            {"corridor": 20, "limit": 19},
+            "limit with corridor 20 must be a whole number of at least 20",
+        ),
         ("DistractorTMaze", {"shortest_way": 0}, "shortest_way must be a whole number in [1, "),
-        ("DistractorTMaze", {"corridor": 9, "shortest_way": 9}, "shortest_way with corridor 9 must be a whole number below 9"),
+        ("DistractorTMaze", {"corridor": 9, "shortest_way": 9}, "shortest_way with corridor 9 must be a whole number"),
     ],
 )
 def test_impossible_options_are_refused(
