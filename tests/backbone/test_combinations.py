@@ -15,7 +15,7 @@ from rltransformers.laws import Case, perturbed
 from rltransformers.laws.streams import backbone_of
 from tests.backbone.ways_out import mended, refusal
 
-WANTED = 200
+WANTED = 120
 
 
 @pytest.fixture(autouse=True)

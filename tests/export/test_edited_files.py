@@ -79,7 +79,7 @@ class Pt2:
 
 
 @pytest.mark.parametrize("make", [online, offline], ids=["online", "offline"])
-@pytest.mark.parametrize(("ending", "kind", "share"), [("onnx", Onnx, 12), ("pt2", Pt2, 120)], ids=["onnx", "pt2"])
+@pytest.mark.parametrize(("ending", "kind", "share"), [("onnx", Onnx, 24), ("pt2", Pt2, 240)], ids=["onnx", "pt2"])
 def test_an_edited_description_is_refused_or_the_file_acts(
     make: Callable[[], Any], ending: str, kind: Any, share: int, tmp_path: Path
 ) -> None:

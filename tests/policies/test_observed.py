@@ -21,7 +21,6 @@ from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
 from rltransformers.policies.steps import ActorCriticStep, DecisionStep
-from tests.choice import STRICT_TRACING
 
 COUNT = 5
 LOOKING: dict[str, Any] = {"width": 12, "heads": 2, "layers": 2, "memory": 6, "topology": "encoder_decoder"}
@@ -133,9 +132,8 @@ def test_a_step_with_elements_can_be_written_to_a_file() -> None:
     policy, (observations, first) = actor_critic(MASKED, {**LOOKING, "layers": 1}), drawn(3, 11)
     step, state = ActorCriticStep(policy).eval(), policy.initial_state(3)
     inputs = step.inputs({path: leaf[:, 0] for path, leaf in observations.items()}, state, first[:, 0], None)
-    for strict in (False, True) if STRICT_TRACING else (False,):
-        program = pure_program(step, inputs, step.to_dict(state), strict=strict).module()
-        torch.testing.assert_close(program(inputs, step.to_dict(state)), step(inputs, step.to_dict(state)))
+    program = pure_program(step, inputs, step.to_dict(state)).module()
+    torch.testing.assert_close(program(inputs, step.to_dict(state)), step(inputs, step.to_dict(state)))
 
 
 def test_an_online_agent_learns_saves_and_loads_with_an_encoder(tmp_path: Path) -> None:

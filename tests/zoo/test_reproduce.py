@@ -786,7 +786,7 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
 ) -> None:
     far = {"longer": {"kwargs": {"delay": 6}}, "as trained": {"id": "rltransformers/CueRecall-v0"}}
     aims = [{"least": 0, "transfer": "longer"}]
-    variants = {"GTrXL": {"train.total_timesteps": 1024}}
+    variants = {"GTrXL": {"train.total_timesteps": 512}}
     path = write({"metrics": ["memory/staleness"]}, seeds=1, variants=variants, transfers=far, aims=aims)
     work = reproduce.Work(read_suite(str(path)), tmp_path / "out", tmp_path / "runs")
     first = next(iter(work.suite.cells()))
@@ -802,8 +802,8 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     assert reproduce.main(words) == 0
     assert folder.with_name(f"{folder.name}.log").read_text().count("run folder") == 2
     (only,) = read_rows(tmp_path / "out" / "tiny.csv")
-    assert (only.steps, only.episodes, only.seed) == (1024, 50, 0)
-    assert [step for step, _ in only.curve] == list(range(128, 1025, 128))
+    assert (only.steps, only.episodes, only.seed) == (512, 50, 0)
+    assert [step for step, _ in only.curve] == list(range(128, 513, 128))
     assert only.score == only.curve[-1][1] and "memory/staleness" in only.metrics
     played = only.transfers
     assert played["as trained"]["success_rate"] == only.score, "the same episodes, whatever copies they are played in"
