@@ -111,7 +111,7 @@ TINY = Sizes(
     heads=2,
     window=4,
     lengths=(8, 16),
-    steps=2_048,
+    steps=1_024,
     updates=30,
     repetitions=1,
 )

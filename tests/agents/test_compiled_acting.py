@@ -111,8 +111,9 @@ def test_a_table_that_holds_an_episode_or_a_window_serves_one_after_another(
         _, state = model.predict(observation, state, start, deterministic=True, reward=np.ones(2))
 
 
-# With a compiler: one package for the online agent and one for the offline agent. That other actions and modes have
-# machine code that computes the same is the work of the compiler; how they reach it is seen with StandIn.
+# With a compiler: one package, for the online agent; those of the offline agent with `make test-third-party`. That
+# other actions and modes have machine code that computes the same is the work of the compiler; how they reach it is
+# seen with StandIn.
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +220,7 @@ class TestWithACompiler:
     @pytest.mark.parametrize(
         "mode",
         [
-            pytest.param(mode, marks=pytest.mark.third_party if mode == "banded" else ())
+            pytest.param(mode, marks=() if mode == "recompute" else pytest.mark.third_party)
             for mode in get_args(ActingMode)
         ],
     )

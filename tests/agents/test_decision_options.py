@@ -371,7 +371,7 @@ def test_a_file_acts_as_predict_does(data: Trajectories, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["head, condition", "stochastic"])
+@pytest.mark.parametrize("kind", ["head, condition", pytest.param("stochastic", marks=pytest.mark.third_party)])
 def test_options_can_be_written_to_files(data: Trajectories, tmp_path: Path, kind: str) -> None:
     from tests.agents.test_export import assert_files_equal_eager
 

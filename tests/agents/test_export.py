@@ -203,7 +203,7 @@ def test_a_preset_acts_in_an_onnx_file(preset: str, tmp_path: Path) -> None:
     assert_file_equals_eager(tmp_path / "policy.onnx", model, 20, 2, 1e-5)  # longer than any memory
 
 
-@pytest.mark.parametrize("acting_mode", ["refresh", "banded"])
+@pytest.mark.parametrize("acting_mode", ["refresh", pytest.param("banded", marks=pytest.mark.third_party)])
 def test_steps_of_several_tokens_act_in_an_onnx_file_where_distances_are_learned(
     acting_mode: str, tmp_path: Path
 ) -> None:

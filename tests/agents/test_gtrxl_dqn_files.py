@@ -20,16 +20,11 @@ def trained(**settings: Any) -> GTrXLDQN:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "tolerance"), [("policy.pt2", 1e-6), ("policy.onnx", 1e-5)])
-def test_a_file_equals_eager_acting(name: str, tolerance: float, tmp_path: Path) -> None:
+def test_files_equal_eager_acting_and_hold_no_target_network(tmp_path: Path) -> None:
     model = trained()
-    model.export(tmp_path / name)
-    assert_file_equals_eager(tmp_path / name, model, 300, 3, tolerance)
-
-
-def test_a_file_names_its_agent_and_holds_no_target_network(tmp_path: Path) -> None:
-    model = trained()
-    model.export(tmp_path / "policy.pt2")
+    for name, tolerance in (("policy.pt2", 1e-6), ("policy.onnx", 1e-5)):
+        model.export(tmp_path / name)
+        assert_file_equals_eager(tmp_path / name, model, 300, 3, tolerance)
     held = torch.export.load(tmp_path / "policy.pt2")
     assert not any("target" in name for name in held.state_dict)
     assert b"GTrXLDQN" in (tmp_path / "policy.pt2").read_bytes()

@@ -269,7 +269,10 @@ def test_a_copy_of_an_actor_goes_on_where_it_stands(agent: Any, copied: Callable
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "ending"), [("vmpo, nested actions", "onnx"), ("dt, critics", "pt2")])
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [("vmpo, nested actions", "onnx"), pytest.param("dt, critics", "pt2", marks=pytest.mark.third_party)],
+)
 def test_a_file_says_what_the_live_agent_says(name: str, ending: str, tmp_path: Path) -> None:
     model = MAKERS[name]()
     path = model.export(tmp_path / f"policy.{ending}")

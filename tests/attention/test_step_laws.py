@@ -80,6 +80,17 @@ tensors that have no numbers, which a step that decides by a number refuses."""
 TRACED = {*STRICTLY, *OF_THEIR_OWN}
 
 
+VARIANTS = {name for name in OF_THEIR_OWN if ":" not in name}
+"""Variants of entries, traced for their operations: the work of PyTorch's exporter, left to `make test-third-party`."""
+
+
+def marks_of(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    """How a trace is chosen by ``make check``, ``make test`` and ``make test-third-party``."""
+    if name in VARIANTS:
+        return (pytest.mark.slow, pytest.mark.third_party)
+    return () if name in QUICK else (pytest.mark.slow,)
+
+
 def test_the_choice_of_strict_traces_has_every_axis_and_no_case_that_is_unknown() -> None:
     axes = {name.split(":")[0] for name in STRICTLY if ":" in name}
     assert axes == {axis for axis, _ in ROWS if axis != "losses"}
@@ -103,7 +114,7 @@ def test_what_is_not_traced_has_no_operation_of_its_own() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, id="=".join(names), marks=() if name in QUICK else pytest.mark.slow)
+        pytest.param(name, id="=".join(names), marks=marks_of(name))
         for name, names in NAMES.items()
         if name in TRACED or (ALL_CASES and not name.startswith("preset:"))
     ],
@@ -119,7 +130,9 @@ def test_l11_an_exported_step_equals_the_eager_one_over_a_thousand_steps(name: s
     laws.exported_equals_eager(traced_step(name), steps, 10 * CASES[name][1].tolerance, strict)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in TRACED and not name.startswith("preset:")])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name not in TRACED - VARIANTS and not name.startswith("preset:")]
+)
 def test_l11_a_step_decides_nothing_by_a_number(name: str) -> None:
     step = traced_step(name)
     inputs, state = step.draw(BATCH, torch.Generator().manual_seed(0)), step.start()

@@ -66,7 +66,7 @@ def test_an_ordered_process_imports_nothing_from_its_folder(traps: Path) -> None
     assert not (traps / "owned").exists()
 
 
-@pytest.mark.parametrize("words", [("-m",), ("-um",), ("-X", "utf8", "-m")])
+@pytest.mark.parametrize("words", [("-um",), ("-X", "utf8", "-m")])
 def test_python_m_is_the_command_without_the_current_folder(traps: Path, words: tuple[str, ...]) -> None:
     assert "CartPole" in finished(traps, *words, "rltransformers", "show", "--env", "CartPole-v1").stdout
 
@@ -95,9 +95,7 @@ def test_worker_environments_import_nothing_from_the_current_folder(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words", [("train", "--seeds", "1"), ("tune", "--trials", "1", "--search", "algorithm.gamma=[0.9, 0.8]")]
-)
+@pytest.mark.parametrize("words", [("tune", "--trials", "1", "--search", "algorithm.gamma=[0.9, 0.8]")])
 def test_runs_in_processes_of_their_own_import_nothing_from_the_current_folder(
     traps: Path, words: tuple[str, ...]
 ) -> None:
