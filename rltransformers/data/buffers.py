@@ -17,6 +17,7 @@ from gymnasium import spaces
 from rltransformers.core.errors import DataError
 from rltransformers.core.files import existing_file
 from rltransformers.core.spaces import map_leaves
+from rltransformers.data.checks import damage
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
@@ -93,13 +94,8 @@ def read_buffer(path: str | os.PathLike[str], options: Options) -> Trajectories:
     from stable_baselines3.common.save_util import load_from_pkl  # slow to import
 
     file = existing_file(path)
-    try:
-        with file.open("rb") as stream:
-            buffer = load_from_pkl(stream)
-    except Exception as error:  # whatever a damaged pickle may raise
-        raise DataError(
-            f"{file} cannot be unpickled ({type(error).__name__}: {error}); save the buffer again"
-        ) from error
+    with damage(f"{file} cannot be unpickled", "save the buffer again"), file.open("rb") as stream:
+        buffer = load_from_pkl(stream)
     if not is_buffer(buffer):
         raise DataError(f"{file} holds {type(buffer).__name__}, not a replay buffer of Stable-Baselines3")
     return trajectories_from_buffer(buffer, options, file.stem)

@@ -16,11 +16,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rltransformers.core.errors import DataError, one_line
+from rltransformers.core.errors import DataError
 from rltransformers.core.files import check_folder, file_lock, read_json, remove_left_overs, replacing_folder
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
-from rltransformers.data.checks import Array
+from rltransformers.data.checks import Array, damage
 from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
 
@@ -74,12 +74,7 @@ def _describe(data: Trajectories, folder: Path) -> None:
 def open_trajectories(folder: str | os.PathLike[str], mmap: bool = True) -> Trajectories:
     """Do what ``Trajectories.open`` says."""
     path = Path(folder)
-    try:
-        description = json.loads((path / DESCRIPTION).read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} is no readable folder of trajectories ({one_line(error)}); save() writes one"
-        ) from error
+    description = read_json(path / DESCRIPTION, DataError, "Trajectories.save writes a folder with it")
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise DataError(f"{path / DESCRIPTION} does not describe trajectories of this library")
     if description.get("version") != FORMAT_VERSION:
@@ -95,15 +90,12 @@ def open_trajectories(folder: str | os.PathLike[str], mmap: bool = True) -> Traj
     checksums = facts.pop("checksums")
 
     def read(file: str) -> Array:
-        try:  # mapping compares the shape in the header with the size of the file, reading would allocate it
+        with damage(f"{path / file} is missing or damaged", "load the source again"):
             if _checksum(path / file) != checksums.get(file):
                 raise ValueError("its content is not what was written")
+            # Mapping compares the shape in the header with the size of the file, reading would allocate it.
             array: Array = np.load(path / file, mmap_mode="c", allow_pickle=False)
             return array if mmap else np.array(array)
-        except Exception as error:  # an edited header makes numpy raise anything
-            raise DataError(
-                f"{path / file} is missing or damaged ({one_line(error)}); load the source again"
-            ) from error
 
     for role in ("observation", "action"):
         space = facts[f"{role}_space"] = space_from_json(facts[f"{role}_space"])

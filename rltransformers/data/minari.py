@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from rltransformers.core.errors import ConfigError, DataError, did_you_mean, error_line, one_line
+from rltransformers.core.errors import ConfigError, DataError, did_you_mean, one_line
 from rltransformers.core.files import file_lock, remove_left_overs, replacing_folder
 from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves
 from rltransformers.data.adapt import check_layout_of
@@ -77,10 +77,8 @@ def open_minari(dataset: str) -> Any:
             f"the Minari data set {dataset!r} is not in {get_dataset_path()}; with network access run "
             f"`minari download {dataset}`, or set MINARI_DATASETS_PATH.{hint}"
         )
-    try:
+    with damage(f"the Minari data set {dataset!r} in {folder} cannot be opened", "download or record it again"):
         return minari.MinariDataset(folder / "data")
-    except Exception as error:  # Minari raises asserts, KeyErrors and ValueErrors for damaged or too new metadata
-        raise DataError(f"the Minari data set {dataset!r} in {folder} cannot be opened: {one_line(error)}") from error
 
 
 def read_minari(dataset: Any, options: Options) -> Trajectories:
@@ -270,13 +268,9 @@ def check_dataset_id(dataset_id: str) -> None:
 def _env_spec(trajectories: Trajectories) -> EnvSpec | None:
     if not trajectories.env_spec:
         return None
-    try:
+    way_out = "load the source again, or leave it out with dataclasses.replace(data, env_spec=None)"
+    with damage(f"{trajectories.name}: its env_spec is not the specification of an environment", way_out):
         return EnvSpec.from_json(trajectories.env_spec)
-    except Exception as error:  # whatever another text makes Gymnasium raise
-        raise DataError(
-            f"{trajectories.name}: its env_spec is not the specification of an environment ({error_line(error)}); load "
-            "the source again, or leave it out with dataclasses.replace(data, env_spec=None)"
-        ) from error
 
 
 def _write_episodes(trajectories: Trajectories, path: Path) -> None:

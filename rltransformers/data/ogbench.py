@@ -15,8 +15,9 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from rltransformers.core.errors import DataError, one_line, require
+from rltransformers.core.errors import DataError, require
 from rltransformers.core.registry import OGBENCH
+from rltransformers.data.checks import damage
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.d4rl_files import D4RL_FILES
 from rltransformers.data.spaces import Options
@@ -76,14 +77,11 @@ def read_ogbench(dataset: str, options: Options) -> Trajectories:
     relabel = require("ogbench.relabel_utils", "ogbench").relabel_dataset
     if env_id not in gymnasium.registry:
         raise DataError(f"{dataset}: OGBench has no environment {env_id!r} that would pay rewards")
-    damage = f"{file} is damaged or no data set of OGBench"
-    if not zipfile.is_zipfile(file):
-        raise DataError(f"{damage}; download it again")
-    try:
+    with damage(f"{file} is damaged or no data set of OGBench", "download it again"):
+        if not zipfile.is_zipfile(file):
+            raise ValueError("it is no .npz file")
         dtype = np.uint8 if dataset.startswith("visual-") else np.float32
         arrays = ogbench.load_dataset(str(file), ob_dtype=dtype, add_info=True)
-    except Exception as error:  # NumPy, zipfile and zlib each have errors of their own for damaged files
-        raise DataError(f"{damage} ({one_line(error)}); download it again") from error
     env = gymnasium.make(env_id, disable_env_checker=True)
     try:
         relabel(env_id, env, arrays)

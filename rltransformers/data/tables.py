@@ -8,17 +8,17 @@ Axis letters: T steps of one episode, N rows of a table with one step per row.
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rltransformers.core.errors import ConfigError, DataError, one_line, require
+from rltransformers.core.errors import ConfigError, DataError, require
 from rltransformers.core.files import existing_file, read_json
 from rltransformers.core.spaces import map_leaves
 from rltransformers.data.arrays import nested
+from rltransformers.data.checks import damage
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.keys import ENDS, NAMES, is_ignored
@@ -142,7 +142,7 @@ def _file_batches(files: list[Path]) -> Iterator[Any]:
     """The record batches of all files, checked against the bytes that they are stored in."""
     pyarrow = require("pyarrow", EXTRA)
     for file in files:
-        with _damage(file, pyarrow):
+        with damage(f"{file} is truncated or no table", "write or download it again"):
             if file.suffix.lower() != ".parquet":
                 yield from _arrow(file, pyarrow)
                 continue
@@ -171,16 +171,6 @@ def _check_values(values: int, file: Path) -> None:
     stored = file.stat().st_size
     if values > max(ALWAYS_READ, MAX_VALUES * stored):
         raise DataError(f"{file} states {values:,} values in {stored:,} bytes; it is damaged, or no recording")
-
-
-@contextmanager
-def _damage(file: Path, pyarrow: Any) -> Iterator[None]:
-    try:
-        yield
-    except DataError:
-        raise
-    except (pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
-        raise DataError(f"{file} is truncated or no table ({one_line(error)}); write or download it again") from error
 
 
 def _described(file: Path) -> dict[str, Any]:
