@@ -7,8 +7,8 @@ import numpy as np
 from gymnasium import spaces
 
 from rltransformers.core.errors import DataError
-from rltransformers.core.spaces import leaf_spaces
-from rltransformers.data.checks import Space, check_actions, check_time_limit
+from rltransformers.core.spaces import Space, leaf_spaces
+from rltransformers.data.checks import check_actions, check_time_limit
 from rltransformers.data.spaces import prune_space
 from rltransformers.data.trajectories import Leaves, Trajectories
 from rltransformers.data.writer import fit_leaf

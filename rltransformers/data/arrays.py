@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rltransformers.core.errors import DataError
 from rltransformers.core.files import existing_file
 from rltransformers.core.spaces import nest_paths
+from rltransformers.core.values import Array
 from rltransformers.data.checks import damage
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.keys import NAMES
@@ -149,5 +149,5 @@ class _Rows:
             self.stream.close()
             self.stream = None
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self[:], dtype)

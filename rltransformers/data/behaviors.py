@@ -19,7 +19,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -28,10 +27,8 @@ from stable_baselines3.common.policies import BasePolicy
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import fits, shown
-from rltransformers.core.spaces import check_supported, leaf_spaces, nest_leaves
-
-Array = npt.NDArray[Any]
-Space = gym.Space[Any]
+from rltransformers.core.spaces import Space, check_supported, leaf_spaces, nest_leaves
+from rltransformers.core.values import Array, Bools
 
 _SB3 = {"stable_baselines3": "PPO A2C SAC TD3 DDPG DQN", "sb3_contrib": "TQC TRPO ARS QRDQN RecurrentPPO"}
 SB3_ALGORITHMS = {name.lower(): (module, name) for module, names in _SB3.items() for name in names.split()}
@@ -42,7 +39,7 @@ SB3_ALGORITHMS = {name.lower(): (module, name) for module, names in _SB3.items()
 class Behavior(Protocol):
     """Anything that acts in B environments at once."""
 
-    def act(self, observations: Any, episode_starts: npt.NDArray[np.bool_], generator: np.random.Generator) -> Any:
+    def act(self, observations: Any, episode_starts: Bools, generator: np.random.Generator) -> Any:
         """A batch of B actions for a batch of observations, both nested as the environment's spaces are.
 
         ``episode_starts`` [B] marks first observations of episodes: forget what came before. All are set on the first
@@ -108,7 +105,7 @@ class Random:
     def __post_init__(self) -> None:
         check_supported(self.action_space, "action")
 
-    def act(self, observations: Any, episode_starts: npt.NDArray[np.bool_], generator: np.random.Generator) -> Any:
+    def act(self, observations: Any, episode_starts: Bools, generator: np.random.Generator) -> Any:
         """Actions [B, ...] nested as the action space."""
         batch = len(episode_starts)
         leaves = {path: _random_leaf(leaf, batch, generator) for path, leaf in leaf_spaces(self.action_space).items()}
@@ -140,10 +137,10 @@ def _random_leaf(space: Space, batch: int, generator: np.random.Generator) -> Ar
 class FunctionBehavior:
     """A function with the arguments of ``Behavior.act``, without rewards."""
 
-    function: Callable[[Any, npt.NDArray[np.bool_], np.random.Generator], Any]
+    function: Callable[[Any, Bools, np.random.Generator], Any]
     name: str = "function"
 
-    def act(self, observations: Any, episode_starts: npt.NDArray[np.bool_], generator: np.random.Generator) -> Any:
+    def act(self, observations: Any, episode_starts: Bools, generator: np.random.Generator) -> Any:
         """Actions of the function."""
         return self.function(observations, episode_starts, generator)
 
@@ -302,7 +299,7 @@ class SB3Behavior:
         """Whether it takes observations as the environment gives them and normalizes them by itself."""
         return self.normalize is not None
 
-    def act(self, observations: Any, episode_starts: npt.NDArray[np.bool_], generator: np.random.Generator) -> Any:
+    def act(self, observations: Any, episode_starts: Bools, generator: np.random.Generator) -> Any:
         """Actions [B, ...]; recurrent policies keep their memory between calls."""
         if self.normalize is not None:
             observations = self.normalize(observations)

@@ -9,21 +9,17 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 
 from rltransformers.core.errors import DataError
 from rltransformers.core.files import existing_file
-from rltransformers.core.spaces import map_leaves
+from rltransformers.core.spaces import Space, map_leaves
+from rltransformers.core.values import Array, Bools
 from rltransformers.data.checks import damage
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
-
-Array = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
 
 BUFFERS = "stable_baselines3.common.buffers"
 
@@ -160,7 +156,7 @@ def _restarts(observations: Any, following: Any) -> Bools:
     return np.logical_or.reduce(differences)
 
 
-def _as_executed(space: gym.Space[Any], actions: Array, scaled: bool) -> Array:
+def _as_executed(space: Space, actions: Array, scaled: bool) -> Array:
     """Actions [E, R, A] as the environment got them, in the shape of their space."""
     actions = actions.reshape(*actions.shape[:2], *(space.shape or ()))
     if not isinstance(space, spaces.Box):

@@ -5,23 +5,19 @@ Axis letters: E episodes, N steps of all episodes, T steps of one episode.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 
 from rltransformers.core.errors import OUR_ERRORS, DataError, did_you_mean, error_line
-from rltransformers.core.spaces import leaf_spaces, stored_dtype
-from rltransformers.core.values import action_bounds, all_members, members
+from rltransformers.core.spaces import Space, leaf_spaces, stored_dtype
+from rltransformers.core.values import Array, Bools, action_bounds, all_members, members
 from rltransformers.data.spaces import chunks
 
 if TYPE_CHECKING:
     from rltransformers.data.trajectories import Trajectories
 
-Array = npt.NDArray[Any]
-Space = gym.Space[Any]
 
 REWARD = spaces.Box(-np.inf, np.inf, (), np.float32)
 
@@ -147,7 +143,7 @@ def check_time_limit(lengths: Array, time_limit: int | None, name: str, first: i
         )
 
 
-def jumps(next_observations: Array, following: Array) -> npt.NDArray[np.bool_]:
+def jumps(next_observations: Array, following: Array) -> Bools:
     """Return where next observations [T, ...] differ from the observations [T, ...] of the following rows by 1e-6."""
     difference = np.abs(np.asarray(next_observations, np.float64) - np.asarray(following, np.float64))
     return np.asarray((difference > 1e-6).any(axis=tuple(range(1, difference.ndim))))

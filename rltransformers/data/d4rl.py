@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import DataError
 from rltransformers.core.files import existing_file
-from rltransformers.core.spaces import leaf_values
-from rltransformers.core.values import check_numeric, flags, numbers
+from rltransformers.core.spaces import Space, leaf_values
+from rltransformers.core.values import Bools, check_numeric, flags, numbers
 from rltransformers.data.checks import check_time_limit, damage, jumps, leaf_name, naming
 from rltransformers.data.d4rl_files import existing_d4rl_file
 from rltransformers.data.hdf5 import check_file
@@ -196,14 +195,14 @@ def trajectories_from_d4rl(
         if len(values) != rows:
             raise DataError(f"{name}: {key} has {len(values)} rows, rewards have {rows}; the file is incomplete")
 
-    def marks(key: str) -> npt.NDArray[np.bool_]:
+    def marks(key: str) -> Bools:
         values = _array(given[key], where := f"{name}: {names[key]}")
         with naming(where):
             values = column(flags(values))
         check_rows(names[key], values)
         return values
 
-    def leaves(key: str, space: gym.Space[Any]) -> dict[str, Any]:
+    def leaves(key: str, space: Space) -> dict[str, Any]:
         with naming(f"{name}: {names[key]} do not fit the space:"):
             arrays = leaf_values(space, given[key])
         arrays = {path: _array(leaf, leaf_name(f"{name}: {names[key]}", path)) for path, leaf in arrays.items()}
@@ -260,7 +259,7 @@ def _array(values: Any, where: str) -> Any:
     return values
 
 
-def _discontinuities(observations: Mapping[str, Any], following: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
+def _discontinuities(observations: Mapping[str, Any], following: Mapping[str, Any]) -> Bools:
     rows = len(next(iter(observations.values())))
     resets = np.zeros(rows, bool)
     for path, leaf in observations.items():
@@ -269,10 +268,10 @@ def _discontinuities(observations: Mapping[str, Any], following: Mapping[str, An
     return resets
 
 
-def _cut_at(ends: npt.NDArray[np.bool_], limit: int) -> npt.NDArray[np.bool_]:
+def _cut_at(ends: Bools, limit: int) -> Bools:
     """``ends`` and every ``limit``-th step counted from the start of the own episode."""
     stops = np.flatnonzero(ends)
     starts = np.concatenate([[0], stops + 1])
     age = np.arange(len(ends)) - starts[np.searchsorted(stops, np.arange(len(ends)), side="left")]
-    cut: npt.NDArray[np.bool_] = ends | (age % limit == limit - 1)
+    cut: Bools = ends | (age % limit == limit - 1)
     return cut

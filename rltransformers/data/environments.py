@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, RecordVideo
@@ -19,6 +18,7 @@ from rltransformers.core.guard import FiniteVecEnv
 from rltransformers.core.ranges import Environments, check
 from rltransformers.core.registry import find_spec
 from rltransformers.core.spaces import leaf_values, nest_leaves, observation_leaves, space_from_leaves
+from rltransformers.core.values import Bools
 from rltransformers.envs.make import construction, make_by
 from rltransformers.envs.vector import GymnasiumVecEnv
 
@@ -58,7 +58,7 @@ class VectorSource:
         leaves = observation if isinstance(observation, dict) else {"": observation}
         return nest_leaves(self.observation_space, leaves)
 
-    def last(self, infos: Sequence[Mapping[str, Any]], ended: npt.NDArray[np.bool_]) -> Any:
+    def last(self, infos: Sequence[Mapping[str, Any]], ended: Bools) -> Any:
         """The last observations of the environments that ended an episode, as a nested batch."""
         flat = self.env.observation_space
         rows = [leaf_values(flat, infos[index]["terminal_observation"]) for index in np.flatnonzero(ended).tolist()]

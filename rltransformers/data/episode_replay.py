@@ -3,16 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor
 
 from rltransformers.core.ranges import check
-from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.data.trajectories import Trajectories, join_trajectories
 
-Space = gym.Space[Any]
 _ARRAYS = ("rewards", "terminations", "truncations", "offsets")
 
 

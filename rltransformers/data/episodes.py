@@ -3,19 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from rltransformers.core.errors import DataError, one_line
-from rltransformers.core.spaces import leaf_values, map_leaves, nest_leaves
+from rltransformers.core.spaces import Space, leaf_values, map_leaves, nest_leaves
 from rltransformers.core.values import numbers
 from rltransformers.data.checks import jumps, naming
 from rltransformers.data.keys import key_names, pick_leaves
 from rltransformers.data.spaces import Options, choose_spaces
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.data.writer import TrajectoryWriter, column
-
-Space = gym.Space[Any]
 
 _MISFITS = (ValueError, KeyError, IndexError, TypeError)
 

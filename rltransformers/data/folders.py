@@ -20,7 +20,8 @@ from rltransformers.core.errors import DataError
 from rltransformers.core.files import check_folder, file_lock, read_json, remove_left_overs, replacing_folder
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
-from rltransformers.data.checks import Array, damage
+from rltransformers.core.values import Array
+from rltransformers.data.checks import damage
 from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
 

@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from rltransformers.core.errors import DataError, error_line
+from rltransformers.core.values import Array
 
-Tree: TypeAlias = "Mapping[str, Tree] | npt.NDArray[Any]"
+Tree: TypeAlias = "Mapping[str, Tree] | Array"
 
 _UNDEFINED = 2**64 - 1
 _NO_FREE_BLOCK = 1
@@ -93,7 +93,7 @@ class HDF5Writer:
             return self.group({name: self.tree(child) for name, child in tree.items()}, attributes)
         return self.array(tree)
 
-    def array(self, values: npt.NDArray[Any]) -> int:
+    def array(self, values: Array) -> int:
         """An array of numbers or flags, of at least one axis."""
         address = self._put(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         key = values.shape, values.dtype

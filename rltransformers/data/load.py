@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import gymnasium as gym
-
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import existing_file, is_pickle
 from rltransformers.core.ranges import Count, check, shown, suggesting
 from rltransformers.core.registry import OGBENCH
+from rltransformers.core.spaces import Space
 from rltransformers.data.adapt import in_spaces, keep_leaves, truncated_at
 from rltransformers.data.arrays import read_npz
 from rltransformers.data.buffers import is_buffer, read_buffer, trajectories_from_buffer
@@ -30,7 +29,6 @@ from rltransformers.data.spaces import Options
 from rltransformers.data.tables import is_dataset, is_table, read_table, table_files, trajectories_from_dataset
 from rltransformers.data.trajectories import Trajectories
 
-Space = gym.Space[Any]
 Dataset: TypeAlias = Any
 """A Minari id or dataset object, a path, a D4RL dict, an iterable of episode dicts, or Trajectories."""
 

@@ -9,21 +9,18 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import numpy as np
-import numpy.typing as npt
 
 from rltransformers.core.errors import DataError, require
 from rltransformers.core.registry import OGBENCH
+from rltransformers.core.values import Array
 from rltransformers.data.checks import damage
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.d4rl_files import D4RL_FILES
 from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
-
-Array = npt.NDArray[Any]
 
 FOLDER = Path("~/.ogbench/data")
 """Where ``ogbench.download_datasets`` puts its files."""

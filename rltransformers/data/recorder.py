@@ -12,7 +12,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
@@ -27,6 +26,7 @@ from rltransformers.core.guard import guarding, warn_of_statistics
 from rltransformers.core.ranges import Episodes, Steps, WholeNumber, check, shown, suggesting
 from rltransformers.core.seeding import generators, seed_environments
 from rltransformers.core.spaces import (
+    Space,
     check_supported,
     differing_spaces,
     leaf_spaces,
@@ -37,16 +37,12 @@ from rltransformers.core.spaces import (
     split_members,
     stored_dtype,
 )
-from rltransformers.core.values import members, named, numbers
+from rltransformers.core.values import Array, Bools, members, named, numbers
 from rltransformers.data.behaviors import Behavior, Mixture, as_behavior, decides_by_itself
 from rltransformers.data.environments import VectorMode, VectorSource, spec_json, vector_source
 from rltransformers.data.rollout import bytes_of
 from rltransformers.data.trajectories import Leaves, Trajectories, join_trajectories
 from rltransformers.envs.play import steps as play
-
-Array = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
-Space = gym.Space[Any]
 
 ObservationPart = Sequence[int] | Mapping[str, Sequence[int] | None]
 

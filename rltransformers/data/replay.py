@@ -19,11 +19,10 @@ from torch import Tensor
 
 from rltransformers.core.device import CPU
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.core.values import finite, members, named, to_tensor
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 
-Space = gym.Space[Any]
 PRIORITY_EXPONENT, IMPORTANCE_EXPONENT = 0.9, 0.6
 """How far priorities and the weights that make up for them count (Kapturowski et al. 2019, R2D2, table 2)."""
 MIN_PRIORITY = 1e-6

@@ -11,16 +11,14 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rltransformers.core.spaces import leaf_spaces, stored_dtype
+from rltransformers.core.spaces import Space, leaf_spaces, stored_dtype
+from rltransformers.core.values import Array
 
-Space = gym.Space[Any]
-Array = npt.NDArray[Any]
 Leaves = dict[str, Tensor]
 """Tensors by leaf path."""
 

@@ -7,13 +7,13 @@ import warnings
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, check
+from rltransformers.core.values import Array
 from rltransformers.data.trajectories import Trajectories
 
 EVERYTHING = slice(None)
@@ -101,7 +101,7 @@ class ContextSampler:
         self._return_to_go = self._tensor(trajectories.return_to_go(discount))
         self._terminated = self._tensor(trajectories.terminations)
 
-    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
+    def _tensor(self, array: Array) -> Tensor:
         with warnings.catch_warnings():  # the arrays may be read-only; batches are copies and nothing writes to them
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             return torch.from_numpy(array).to(self.device)

@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
-from rltransformers.core.spaces import leaf_spaces, leaf_values, map_leaves, space_from_leaves, space_of
-from rltransformers.core.values import LARGEST_FLOAT, check_numeric, numbers
+from rltransformers.core.spaces import Space, leaf_spaces, leaf_values, map_leaves, space_from_leaves, space_of
+from rltransformers.core.values import LARGEST_FLOAT, Array, Bools, check_numeric, numbers
 
 LARGEST_NUMBER = 2.0**53
 """Of rewards and of numbers whose space is guessed: what is larger stands for a missing value or for an error."""
-Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
+Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
 """File name, shape and type to an array."""
 MAX_GUESSED_CLASSES = 65_536  # of one leaf, all its components together
 CHUNK_ROWS, CHUNK_BYTES = 32_768, 32 * 2**20
@@ -32,7 +31,7 @@ def chunks(array: Any, rows: int | None = None) -> Iterator[slice]:
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
-def infer_space(values: Any, role: str, name: str) -> gym.Space[Any]:
+def infer_space(values: Any, role: str, name: str) -> Space:
     """The space of ``values`` [rows, ...], which may be nested dicts and tuples of arrays.
 
     Floats become an unbounded Box for observations; for actions a Box of [-1, 1], or of [-m, m] where m, the largest
@@ -54,16 +53,14 @@ class Options:
 
     name: str | None = None
     time_limit: int | None = None
-    observation_space: gym.Space[Any] | None = None
-    action_space: gym.Space[Any] | None = None
+    observation_space: Space | None = None
+    action_space: Space | None = None
     observation_leaves: Sequence[str] | None = None
     split_on_discontinuity: bool = False
     allocate: Allocate | None = None
 
 
-def choose_spaces(
-    options: Options, rows: Callable[[str], Any], name: str
-) -> tuple[gym.Space[Any], gym.Space[Any], dict[str, str]]:
+def choose_spaces(options: Options, rows: Callable[[str], Any], name: str) -> tuple[Space, Space, dict[str, str]]:
     """Return both spaces, guessed from the data where the options have none, and ``Trajectories.guesses`` of those.
 
     Args:
@@ -71,7 +68,7 @@ def choose_spaces(
     """
     guesses: dict[str, str] = {}
 
-    def guess(role: str) -> gym.Space[Any]:
+    def guess(role: str) -> Space:
         values = rows(role)
         space = infer_space(values, role, name)
         doubts = (_doubt(role, leaf, leaf_values(space, values)[path]) for path, leaf in leaf_spaces(space).items())
@@ -84,7 +81,7 @@ def choose_spaces(
     return space, options.action_space or guess("actions"), guesses
 
 
-def _doubt(role: str, leaf: gym.Space[Any], values: Any) -> str | None:
+def _doubt(role: str, leaf: Space, values: Any) -> str | None:
     """Why a leaf that was guessed from ``values`` [rows, ...] may be another one; None where nothing says so."""
     rows = values if hasattr(values, "shape") and hasattr(values, "dtype") else numbers(values)
     shape = tuple(rows.shape[1:])
@@ -116,20 +113,20 @@ def _doubt(role: str, leaf: gym.Space[Any], values: Any) -> str | None:
     return None
 
 
-def _all_rows(rows: Any, true_of: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]) -> bool:
+def _all_rows(rows: Any, true_of: Callable[[Array], Bools]) -> bool:
     return all(bool(true_of(np.asarray(rows[chunk])).all()) for chunk in chunks(rows))
 
 
-def _one_hot(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _one_hot(rows: Array) -> Bools:
     ones = rows == 1
     return np.asarray(((rows == 0) | ones).all(axis=-1) & (ones.sum(axis=-1) == 1))
 
 
-def _classes(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _classes(rows: Array) -> Bools:
     return np.asarray((rows == np.trunc(rows)) & (rows >= 0) & (rows < 256))
 
 
-def prune_space(space: gym.Space[Any], leaves: Sequence[str] | None) -> gym.Space[Any]:
+def prune_space(space: Space, leaves: Sequence[str] | None) -> Space:
     """The space with these leaves only; None are all.
 
     Raises:
@@ -144,7 +141,7 @@ def prune_space(space: gym.Space[Any], leaves: Sequence[str] | None) -> gym.Spac
     return space_from_leaves({path: leaf for path, leaf in known.items() if path in leaves})
 
 
-def _leaf_space(role: str, name: str, values: Any) -> gym.Space[Any]:
+def _leaf_space(role: str, name: str, values: Any) -> Space:
     try:
         rows = values if hasattr(values, "shape") and hasattr(values, "dtype") else numbers(values)
         check_numeric(rows.dtype)
@@ -185,7 +182,7 @@ def _leaf_space(role: str, name: str, values: Any) -> gym.Space[Any]:
     return spaces.MultiDiscrete(largest.astype(np.int64) + 1) if shape else spaces.Discrete(int(largest) + 1)
 
 
-def _extremes(rows: Any) -> tuple[npt.NDArray[Any], int]:
+def _extremes(rows: Any) -> tuple[Array, int]:
     """The largest integer per component, and the smallest of all."""
     largest, smallest = np.asarray(rows[0]), int(rows[0].max())
     for chunk in chunks(rows):

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from rltransformers.core.described import count, spaces_line
 from rltransformers.core.errors import DataError
 from rltransformers.core.ranges import Fraction, UnitInterval, check, shown
-from rltransformers.core.spaces import leaf_spaces, normalized_leaves
-from rltransformers.data.checks import Array, Space, check_contents, check_layout
+from rltransformers.core.spaces import Space, leaf_spaces, normalized_leaves
+from rltransformers.core.values import Array
+from rltransformers.data.checks import check_contents, check_layout
 from rltransformers.data.spaces import Options, chunks
 
 Leaves = dict[str, Array]

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import DataError
-from rltransformers.core.spaces import SUPPORTED_LEAVES, check_supported, leaf_spaces, leaf_values, stored_dtype
-from rltransformers.core.values import LARGEST_FLOAT, check_numeric, flags, numbers
-from rltransformers.data.checks import REWARD, Array, Space, check_time_limit, leaf_name, naming
+from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, check_supported, leaf_spaces, leaf_values, stored_dtype
+from rltransformers.core.values import LARGEST_FLOAT, Array, Bools, check_numeric, flags, numbers
+from rltransformers.data.checks import REWARD, check_time_limit, leaf_name, naming
 from rltransformers.data.spaces import LARGEST_NUMBER, Allocate, chunks
 from rltransformers.data.trajectories import Leaves, Trajectories
 
@@ -108,8 +108,8 @@ class TrajectoryWriter:
         observations: Mapping[str, Any],
         actions: Mapping[str, Any],
         rewards: Any,
-        terminated: npt.NDArray[np.bool_],
-        truncated: npt.NDArray[np.bool_],
+        terminated: Bools,
+        truncated: Bools,
         next_observations: Mapping[str, Any] | None = None,
     ) -> None:
         """Write all episodes from flat arrays of N rows by leaf path, in pieces: files may be larger than memory.
@@ -162,7 +162,7 @@ class TrajectoryWriter:
                 raise self._error(kind, path, f"has {len(rows)} rows for {lengths[0]} rewards{fitting}")
             yield path, rows
 
-    def _flags(self, kind: str, value: Any) -> npt.NDArray[np.bool_]:
+    def _flags(self, kind: str, value: Any) -> Bools:
         """Flags [T] of the next episode; one number speaks for its last step only."""
         length = int(self.offsets[self._next + 1] - self.offsets[self._next])
         try:

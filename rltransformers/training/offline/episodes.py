@@ -23,7 +23,7 @@ from rltransformers.core.episodes import LONGEST_EPISODE
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import guarding, warn_of_statistics
 from rltransformers.core.registry import find_spec
-from rltransformers.core.spaces import differing_spaces, leaf_spaces, leaf_values, space_outline, split_members
+from rltransformers.core.spaces import Space, differing_spaces, leaf_spaces, leaf_values, space_outline, split_members
 from rltransformers.envs import GymnasiumVecEnv
 from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
 from rltransformers.policies.decider import ActingState, Decider
@@ -38,7 +38,7 @@ def evaluate_decisions(
     envs: VectorEnv[Any, Any, Any],
     episodes: Sequence[EvaluationEpisode],
     decider: Decider,
-    action_space: gym.Space[Any],
+    action_space: Space,
     deterministic: bool = True,
     longest: int = LONGEST_EPISODE,
     name: str | None = None,
@@ -112,7 +112,7 @@ def evaluate_decisions(
 
 
 def executed(
-    policy: DecisionPolicy, actions: Leaves, state: ActingState, action_space: gym.Space[Any]
+    policy: DecisionPolicy, actions: Leaves, state: ActingState, action_space: Space
 ) -> tuple[Leaves, ActingState]:
     """Actions clipped to the Boxes of an environment, and the state after them, which remembers them clipped.
 
@@ -145,7 +145,7 @@ def open_environments(
     num_envs: int,
     env_kwargs: Mapping[str, Any] | None,
     wrappers: Sequence[WrapperConfig | WrapperFunction],
-    spaces: tuple[gym.Space[Any], gym.Space[Any]],
+    spaces: tuple[Space, Space],
 ) -> Iterator[tuple[VectorEnv[Any, Any, Any], EnvSpec | None]]:
     """The environments of a caller, or new ones of an id or a function that are closed at the end; their spec.
 

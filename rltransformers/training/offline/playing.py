@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple, Self, cast
 
-import gymnasium as gym
 import numpy as np
 import torch
 from annotated_types import Ge, Le
@@ -21,7 +20,7 @@ from rltransformers.algorithms.decision import default_warmup
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, Environments, strict
 from rltransformers.core.seeding import step_seed
-from rltransformers.core.spaces import leaf_values, nest_leaves
+from rltransformers.core.spaces import Space, leaf_values, nest_leaves
 from rltransformers.data import ContextSampler, Trajectories
 from rltransformers.data.adapt import in_spaces
 from rltransformers.data.episode_replay import EpisodeReplay
@@ -57,8 +56,8 @@ class Exploring:
         decider: Decider,
         target: float,
         noise: float,
-        spaces: tuple[gym.Space[Any], gym.Space[Any]],
-        action_space: gym.Space[Any],
+        spaces: tuple[Space, Space],
+        action_space: Space,
     ) -> None:
         self._decider, self._target, self._noise = decider, target, noise
         self.spaces, self._action_space = spaces, action_space

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
-import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3.common.logger import Logger
@@ -30,6 +29,7 @@ from rltransformers.core.files import check_folder
 from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed, WholeNumber, check, strict
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import (
+    Space,
     differing_spaces,
     leaf_spaces,
     normalized_leaves,
@@ -83,7 +83,7 @@ class StoredDecisionTransformer:
         self,
         settings: Settings,
         backbone: BackboneConfig,
-        spaces: tuple[gym.Space[Any], gym.Space[Any]],
+        spaces: tuple[Space, Space],
         summary: DataSummary,
         statistics: Mapping[str, tuple[Tensor, Tensor]] | None,
         device: torch.device,
