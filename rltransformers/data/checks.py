@@ -129,6 +129,27 @@ def _locate(row: int, bounds: Array) -> tuple[int, int]:
     return episode, row - int(bounds[episode])
 
 
+def check_layout_of(space: Space, stored: Space, role: str, name: str, guessed: bool = False) -> None:
+    """Raise DataError unless a space is that of the data, but for bounds and width of Boxes and for further classes."""
+    left, right = leaf_spaces(space), leaf_spaces(stored)
+    if list(left) != list(right) or not all(_same_leaf(leaf, right[path]) for path, leaf in left.items()):
+        hint = f"it was guessed: load the source again with {role}_space" if guessed else "use matching data"
+        raise DataError(f"{name}: the {role} space of the data is {stored}, expected {space}; {hint}")
+
+
+def _same_leaf(leaf: Space, stored: Space) -> bool:
+    match leaf, stored:
+        case spaces.Box(), spaces.Box():
+            return leaf.shape == stored.shape and np.dtype(leaf.dtype).kind == np.dtype(stored.dtype).kind
+        case spaces.Discrete(), spaces.Discrete():
+            return bool(leaf.start <= stored.start and stored.start + stored.n <= leaf.start + leaf.n)
+        case spaces.MultiDiscrete(), spaces.MultiDiscrete():
+            return leaf.shape == stored.shape and bool(
+                (leaf.start <= stored.start).all() and (stored.start + stored.nvec <= leaf.start + leaf.nvec).all()
+            )
+    return leaf == stored
+
+
 def check_time_limit(lengths: Array, time_limit: int | None, name: str, first: int = 0) -> None:
     """Raise for episodes [E] that are longer than the step limit of their environment; ``first`` numbers the first one.
 

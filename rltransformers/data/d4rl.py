@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from rltransformers.core.files import existing_file
 from rltransformers.core.spaces import Space, leaf_values
 from rltransformers.core.values import Bools, check_numeric, flags, numbers
 from rltransformers.data.checks import check_time_limit, damage, jumps, leaf_name, naming
-from rltransformers.data.d4rl_files import existing_d4rl_file
 from rltransformers.data.hdf5 import check_file
 from rltransformers.data.keys import IGNORED, key_names, pick_leaves
 from rltransformers.data.spaces import Options, choose_spaces, chunks
@@ -72,6 +72,44 @@ _NAMES = [
 ]
 
 
+_LOCOMOTION = ("halfcheetah", "hopper", "walker2d", "ant")
+_FILE_QUALITIES = ("random", "medium", "expert", "medium-replay", "full-replay", "medium-expert")
+_HANDS = ("pen", "hammer", "relocate", "door")
+_ANTMAZES = {
+    "umaze": "u-maze_noisy_multistart_False_multigoal_False",
+    "umaze-diverse": "u-maze_noisy_multistart_True_multigoal_True",
+    "medium-play": "big-maze_noisy_multistart_True_multigoal_False",
+    "medium-diverse": "big-maze_noisy_multistart_True_multigoal_True",
+    "large-play": "hardest-maze_noisy_multistart_True_multigoal_False",
+    "large-diverse": "hardest-maze_noisy_multistart_True_multigoal_True",
+}
+
+D4RL_FILES: dict[str, str] = {
+    **{f"{task}-{quality}-{version}": f"{task}_{quality.replace('-', '_')}-{version}"
+       for task in _LOCOMOTION for quality in _FILE_QUALITIES for version in ("v1", "v2")},
+    **{f"{task}-{quality}-v0": f"{task}_{quality.replace('-', '_')}"
+       for task in _LOCOMOTION for quality in ("random", "medium", "expert", "medium-expert")},
+    **{f"{task}-medium-replay-v0": f"{task.removesuffix('2d')}_mixed" for task in _LOCOMOTION},
+    "ant-random-expert-v0": "ant_random_expert",
+    **{f"antmaze-{maze}-v0": f"Ant_maze_{name}_sparse" for maze, name in _ANTMAZES.items()},
+    **{f"antmaze-{maze}-v2": f"Ant_maze_{name}_sparse_fixed" for maze, name in _ANTMAZES.items()},
+    **{f"{task}-human-v0": f"{task}-v0_demos_clipped" for task in _HANDS},
+    **{f"{task}-cloned-v0": f"{task}-demos-v0-bc-combined" for task in _HANDS},
+    **{f"{task}-expert-v0": f"{task}-v0_expert_clipped" for task in _HANDS},
+    **{f"{task}-{kind}-v1": f"{task}-{kind}-v1" for task in _HANDS for kind in ("human", "cloned", "expert")},
+    "kitchen-complete-v0": "mini_kitchen_microwave_kettle_light_slider-v0",
+    "kitchen-partial-v0": "kitchen_microwave_kettle_light_slider-v0",
+    "kitchen-mixed-v0": "kitchen_microwave_kettle_bottomburner_light-v0",
+    "maze2d-open-v0": "maze2d-open-sparse",
+    "maze2d-open-dense-v0": "maze2d-open-dense",
+    **{f"maze2d-{maze}-v1": f"maze2d-{maze}-sparse-v1" for maze in ("umaze", "medium", "large")},
+    **{f"maze2d-{maze}-dense-v1": f"maze2d-{maze}-dense-v1" for maze in ("umaze", "medium", "large")},
+    "minigrid-fourrooms-v0": "minigrid4rooms",
+    "minigrid-fourrooms-random-v0": "minigrid4rooms_random",
+}  # fmt: skip
+"""D4RL id → the file that d4rl downloads for it, without its ending ``.hdf5``; as in the URLs of its tables."""
+
+
 def reference_scores(task: str) -> tuple[float, float] | None:
     """(random, expert) return of an environment or data set id, or None where D4RL has no reference.
 
@@ -112,6 +150,29 @@ def read_d4rl_file(path: str | os.PathLike[str], options: Options) -> Trajectori
             raise DataError(f"{file_path} belongs to a Minari data set; pass the Minari id, or the folder above 'data'")
         arrays = _virtual_parts(file) if "virtual" in file and "observations" not in file else _tree(file)
         return trajectories_from_d4rl(arrays, options, file_path.stem)
+
+
+def d4rl_file(name: str) -> Path | None:
+    """The file of a D4RL id where d4rl keeps it, there or not; None for other ids."""
+    if name not in D4RL_FILES:
+        return None
+    folder = os.environ.get("D4RL_DATASET_DIR") or "~/.d4rl/datasets"
+    return Path(folder).expanduser() / f"{D4RL_FILES[name]}.hdf5"
+
+
+def existing_d4rl_file(name: str) -> Path:
+    """Return the file of a D4RL id.
+
+    Raises:
+        DataError: when it is not there, with the place where it would lie.
+    """
+    file = d4rl_file(name)
+    if file is None or not file.is_file():
+        raise DataError(
+            f"the D4RL data set {name!r} is not on this machine: there is no file {file}; download it there, "
+            f"set D4RL_DATASET_DIR to the folder that holds it, or pass the path of another file"
+        )
+    return file
 
 
 def read_d4rl_id(dataset: str, options: Options) -> Trajectories:

@@ -11,23 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import existing_file, is_pickle
 from rltransformers.core.ranges import Count, check, shown, suggesting
 from rltransformers.core.registry import OGBENCH
-from rltransformers.core.spaces import Space
-from rltransformers.data.adapt import in_spaces, keep_leaves, truncated_at
+from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.data.arrays import read_npz
 from rltransformers.data.buffers import is_buffer, read_buffer, trajectories_from_buffer
-from rltransformers.data.d4rl import read_d4rl_file, read_d4rl_id, trajectories_from_d4rl
-from rltransformers.data.d4rl_files import d4rl_file, existing_d4rl_file
+from rltransformers.data.checks import check_actions, check_layout_of, check_time_limit
+from rltransformers.data.d4rl import d4rl_file, existing_d4rl_file, read_d4rl_file, read_d4rl_id, trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.folders import DESCRIPTION, cached
 from rltransformers.data.minari import is_local_minari, is_minari_dataset, minari_files, read_minari
 from rltransformers.data.ogbench import existing_ogbench_file, ogbench_file, read_ogbench
-from rltransformers.data.spaces import Options
+from rltransformers.data.spaces import Options, prune_space
 from rltransformers.data.tables import is_dataset, is_table, read_table, table_files, trajectories_from_dataset
 from rltransformers.data.trajectories import Trajectories
+from rltransformers.data.writer import fit_leaf
 
 Dataset: TypeAlias = Any
 """A Minari id or dataset object, a path, a D4RL dict, an iterable of episode dicts, or Trajectories."""
@@ -81,8 +83,40 @@ def _read_trajectories(data: Trajectories | str, options: Options) -> Trajectori
         data = Trajectories.open(Path(data).expanduser())
     if options.name is not None:
         data = replace(data, name=options.name, verify=False)
-    data = keep_leaves(truncated_at(data, options.time_limit), options.observation_leaves)
+    if options.time_limit is not None:
+        check_time_limit(data.lengths, options.time_limit, data.name)
+        ends = data.offsets[1:][data.lengths == options.time_limit] - 1
+        terminations, truncations = np.array(data.terminations), np.array(data.truncations)
+        terminations[ends], truncations[ends] = False, True
+        data = replace(data, terminations=terminations, truncations=truncations, verify=False)
+    if options.observation_leaves is not None:
+        space = prune_space(data.observation_space, options.observation_leaves)
+        observations = {path: data.observations[path] for path in leaf_spaces(space)}
+        data = replace(data, observations=observations, observation_space=space, verify=False)
     return in_spaces(data, options.observation_space, options.action_space)
+
+
+def in_spaces(data: Trajectories, observation_space: Space | None, action_space: Space | None) -> Trajectories:
+    """Present the data in spaces that differ in bounds, width of numbers and further classes alone; None: as they are.
+
+    Raises:
+        DataError: for spaces of another layout, actions outside theirs, and numbers beyond the type that they store.
+    """
+    changes: dict[str, Any] = {}
+    for role, space in (("observation", observation_space), ("action", action_space)):
+        if space is None:
+            continue
+        stored = getattr(data, f"{role}_space")
+        check_layout_of(space, stored, role, data.name, guessed=f"{role}_space" in data.guesses)
+        if role == "action" and space != stored:
+            check_actions(data, space)
+        rows = getattr(data, f"{role}s")
+        fitted = {path: fit_leaf(leaf, rows[path]) for path, leaf in leaf_spaces(space).items()}
+        changes |= {f"{role}_space": space, f"{role}s": fitted}
+    if not changes:
+        return data
+    guesses = {key: guess for key, guess in data.guesses.items() if key not in changes}
+    return replace(data, **changes, guesses=guesses, verify=False)
 
 
 def _is_ogbench(dataset: Any) -> bool:

@@ -18,8 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean, one_line
 from rltransformers.core.files import file_lock, remove_left_overs, replacing_folder
 from rltransformers.core.spaces import Space, leaf_spaces, leaf_values, nest_leaves
-from rltransformers.data.adapt import check_layout_of
-from rltransformers.data.checks import damage
+from rltransformers.data.checks import check_layout_of, damage
 from rltransformers.data.hdf5 import HDF5Writer, Tree, check_file
 from rltransformers.data.spaces import Options, prune_space
 from rltransformers.data.trajectories import Leaves, Trajectories

@@ -17,8 +17,7 @@ from rltransformers.core.errors import DataError, require
 from rltransformers.core.registry import OGBENCH
 from rltransformers.core.values import Array
 from rltransformers.data.checks import damage
-from rltransformers.data.d4rl import trajectories_from_d4rl
-from rltransformers.data.d4rl_files import D4RL_FILES
+from rltransformers.data.d4rl import D4RL_FILES, trajectories_from_d4rl
 from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
 

@@ -13,8 +13,7 @@ from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import load_trajectories, write_minari
-from rltransformers.data.d4rl import reference_scores
-from rltransformers.data.d4rl_files import D4RL_FILES
+from rltransformers.data.d4rl import D4RL_FILES, reference_scores
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
 
 D3RLPY = ("observations", "actions", "rewards", "terminals", "timeouts")

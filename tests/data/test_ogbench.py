@@ -9,7 +9,7 @@ import pytest
 
 from rltransformers.core.errors import DataError
 from rltransformers.data import load_trajectories, ogbench, write_minari
-from rltransformers.data.d4rl_files import D4RL_FILES
+from rltransformers.data.d4rl import D4RL_FILES
 from rltransformers.data.ogbench import episodes_of_task, ogbench_file
 from rltransformers.envs import make_vec_env
 from tests.data.coded import coded_episodes

@@ -22,8 +22,8 @@ from rltransformers.core.ranges import Count, Environments, strict
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import Space, leaf_values, nest_leaves
 from rltransformers.data import ContextSampler, Trajectories
-from rltransformers.data.adapt import in_spaces
 from rltransformers.data.episode_replay import EpisodeReplay
+from rltransformers.data.load import in_spaces
 from rltransformers.data.recorder import record
 from rltransformers.envs.make import WrapperConfig, WrapperFunction
 from rltransformers.policies.action_heads import ActionHead
