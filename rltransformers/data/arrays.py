@@ -16,23 +16,16 @@ from rltransformers.core.spaces import nest_paths
 from rltransformers.core.values import Array
 from rltransformers.data.checks import damage
 from rltransformers.data.d4rl import trajectories_from_d4rl
+from rltransformers.data.hdf5 import MAX_INFLATION
 from rltransformers.data.keys import NAMES
 from rltransformers.data.spaces import CHUNK_BYTES, Options
 from rltransformers.data.trajectories import Trajectories
 
-MAX_INFLATION = 2000
-"""Bytes of an array per byte in the file; deflate reaches 1,032."""
-_SUFFIX = ".npy"
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def read_npz(path: str | os.PathLike[str], options: Options) -> Trajectories:
-    """Read an ``.npz`` file.
-
-    The arrays have N rows each and go by the names of ``keys.NAMES``: observations, actions, rewards, terminals (or
-    terminations), optionally timeouts (or truncations) and next_observations. A leaf of a nested observation or action
-    is an array called "observations/camera".
-    """
+    """Read an ``.npz`` file: arrays of N rows by the names of ``keys.NAMES``, leaves as "observations/camera"."""
     file = existing_file(path)
     with _opened(file) as arrays:
         return trajectories_from_d4rl(nested(arrays), options, file.stem, "npz")
@@ -63,7 +56,7 @@ def _opened(file: Path) -> Iterator[dict[str, Any]]:
     with archive, ExitStack() as streams:
         arrays: dict[str, Any] = {}
         for member in archive.infolist():
-            key = member.filename.removesuffix(_SUFFIX)
+            key = member.filename.removesuffix(".npy")
             if key == member.filename:
                 raise DataError(f"{file}: {member.filename!r} is no array; numpy.savez writes such files")
             with _damage(file):

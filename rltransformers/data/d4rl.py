@@ -18,11 +18,11 @@ import numpy.typing as npt
 from rltransformers.core.errors import DataError
 from rltransformers.core.files import existing_file
 from rltransformers.core.spaces import Space, leaf_values
-from rltransformers.core.values import Bools, check_numeric, flags, numbers
+from rltransformers.core.values import Bools, flags
 from rltransformers.data.checks import check_time_limit, damage, jumps, leaf_name, naming
 from rltransformers.data.hdf5 import check_file
 from rltransformers.data.keys import IGNORED, key_names, pick_leaves
-from rltransformers.data.spaces import Options, choose_spaces, chunks
+from rltransformers.data.spaces import Options, choose_spaces, chunks, lazy_numbers
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.data.writer import TrajectoryWriter, column
 
@@ -113,9 +113,8 @@ D4RL_FILES: dict[str, str] = {
 def reference_scores(task: str) -> tuple[float, float] | None:
     """(random, expert) return of an environment or data set id, or None where D4RL has no reference.
 
-    Takes D4RL ids ("hopper-medium-v2"), Minari ids ("D4RL/pen/human-v2", "mujoco/hopper/expert-v0") and Gymnasium ids
-    in any version ("Hopper-v5", "AdroitHandPen-v1"), and the names of D4RL's files ("hopper_medium-v2"). The whole name
-    decides: "door-key-v0" has none. v5 physics differ slightly from those of the data.
+    Takes D4RL ids ("hopper-medium-v2") and names of its files ("hopper_medium-v2"), Minari ids ("D4RL/pen/human-v2")
+    and Gymnasium ids in any version ("Hopper-v5"), whose v5 physics differ slightly from those of the data.
     """
     name = re.sub(r"^(d4rl|mujoco|gym)/", "", task.lower())
     name = " ".join(word for word in re.split(r"[^a-z0-9]+", name) if not re.fullmatch(r"(v\d+)?", word))
@@ -135,10 +134,7 @@ def normalized_score(task: str, returns: npt.ArrayLike) -> npt.NDArray[np.float6
 
 
 def read_d4rl_file(path: str | os.PathLike[str], options: Options) -> Trajectories:
-    """Read a D4RL HDF5 file.
-
-    Flat arrays at the root, or the chunked layout ``virtual/<i>/...`` whose parts follow each other.
-    """
+    """Read a D4RL HDF5 file: flat arrays at the root, or in parts that follow each other, ``virtual/<i>/...``."""
     import h5py  # slow to import and needed for files only
 
     file_path = existing_file(path)
@@ -161,11 +157,7 @@ def d4rl_file(name: str) -> Path | None:
 
 
 def existing_d4rl_file(name: str) -> Path:
-    """Return the file of a D4RL id.
-
-    Raises:
-        DataError: when it is not there, with the place where it would lie.
-    """
+    """Return the file of a D4RL id; raise DataError when it is not there."""
     file = d4rl_file(name)
     if file is None or not file.is_file():
         raise DataError(
@@ -233,8 +225,8 @@ def trajectories_from_d4rl(
         source: the format that the arrays were stored in, kept in the metadata.
 
     Raises:
-        DataError: missing, doubled or unknown keys (see ``key_names``), arrays of different lengths, no rows, flags or
-            numbers that are none, or no ``next_observations`` to compare.
+        DataError: for missing, doubled or unknown keys (see ``key_names``), arrays of different lengths, no rows, and
+            what are no flags or numbers.
     """
     name, time_limit = options.name or name, options.time_limit
     arrays = pick_leaves(arrays, options.observation_leaves)
@@ -309,12 +301,8 @@ def trajectories_from_d4rl(
 
 
 def _array(values: Any, where: str) -> Any:
-    """Rows of numbers; HDF5 arrays as they are, so that they are read in chunks."""
     with naming(where):
-        if hasattr(values, "shape") and hasattr(values, "dtype") and not isinstance(values, np.ma.MaskedArray):
-            check_numeric(values.dtype)
-        else:
-            values = numbers(values)
+        values = lazy_numbers(values)
     if len(values.shape) == 0:
         raise DataError(f"{where} is a single number, one row per step is needed")
     return values

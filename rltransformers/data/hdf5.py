@@ -1,13 +1,7 @@
-"""Many small arrays into an HDF5 file, several times faster than through the HDF5 library; reading is left to it.
+"""HDF5 files: whether one keeps to itself, and many small arrays in one, several times faster than with the library.
 
-``check_file`` says whether a file keeps to itself, before anything in it is read.
-
-The library spends some 100 microseconds on every array that it creates and fills, more than an environment like
-CartPole needs for the few steps in it. What is written here is a subset of the oldest version of the format, which
-every release reads: version 0 of the superblock, symbol-table groups, version 1 of object headers, contiguous arrays.
-None of it has checksums.
-
-Format: "HDF5 File Format Specification Version 3.0", The HDF Group; the section of each structure is named below.
+The library spends some 100 microseconds on every array, more than CartPole needs for the few steps in it. Written is a
+subset of the oldest version of the format; sections are those of "HDF5 File Format Specification Version 3.0".
 """
 
 import itertools
@@ -31,10 +25,8 @@ _CHILDREN = 32  # children of a B-tree node: 2 x the internal K of the superbloc
 _SUPERBLOCK_BYTES = 96
 _DATASPACE, _DATATYPE, _FILL_VALUE, _LAYOUT, _ATTRIBUTE, _SYMBOL_TABLE = 0x01, 0x03, 0x05, 0x08, 0x0C, 0x11
 _DEFAULT_FILL = struct.pack("<BBBBI", 2, 2, 2, 1, 0)  # IV.A.2.f: late allocation, the default value
-
-
 MAX_INFLATION = 2000
-"""Bytes of an array per byte in the file; gzip reaches 1,032."""
+"""Bytes of an array per byte in the file; deflate, which gzip and zip use, reaches 1,032."""
 ALWAYS_READ = 64 * 2**20
 """Bytes of an array that are read whatever the file stores for them: an array never written to is all zeros."""
 
@@ -43,8 +35,8 @@ def check_file(path: str | os.PathLike[str]) -> None:
     """Raise unless everything that the HDF5 file holds lies in it, in sizes that its bytes can stand for.
 
     Raises:
-        DataError: for links of a group to other files or names, arrays whose values lie in other files, and arrays that
-            state far more numbers than are stored; names the object.
+        DataError: names the object that links to another file or name, has its values in other files, or states far
+            more numbers than are stored.
         OSError: for files that cannot be read.
     """
     import h5py  # slow to import
@@ -75,10 +67,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
 
 
 class HDF5Writer:
-    """Writes objects one after the other into ``file``, opened anew for binary writing; ``finish`` makes it readable.
-
-    Methods return addresses, by which groups refer to what they hold.
-    """
+    """Writes objects one after the other into a new binary ``file`` and returns their addresses; ``finish`` ends it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file

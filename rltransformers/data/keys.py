@@ -25,23 +25,22 @@ def is_ignored(key: str) -> bool:
 
 
 def pick_leaves(arrays: Any, leaves: Sequence[str] | None) -> Any:
-    """The dict with only these leaves in its observations, as nested dicts; None are all.
-
-    Raises:
-        ConfigError: for a leaf that is not there.
-    """
+    """Keep only these leaves in the observations of a dict, as nested dicts; None keeps all."""
     if leaves is None or not isinstance(arrays, Mapping):
         return arrays
+    picked = dict(arrays)
+    for key in set(NAMES["observations"] + NAMES["next_observations"]).intersection(arrays):
+        known = nested_leaves(arrays[key])
+        check_leaves(leaves, known)
+        picked[key] = nest_paths({path: known[path] for path in leaves})
+    return picked
 
-    def chosen(observations: Any) -> Any:
-        known = nested_leaves(observations)
-        for path in leaves:
-            if path not in known:
-                raise ConfigError(f"observation_leaves names {path!r}: {did_you_mean(path, known)}")
-        return nest_paths({path: known[path] for path in leaves})
 
-    kinds = NAMES["observations"] + NAMES["next_observations"]
-    return {key: chosen(value) if key in kinds else value for key, value in arrays.items()}
+def check_leaves(leaves: Sequence[str], known: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a leaf of ``observation_leaves`` that is not there."""
+    for path in leaves:
+        if path not in known:
+            raise ConfigError(f"observation_leaves names {path!r}: {did_you_mean(path, known)}")
 
 
 def key_names(arrays: Mapping[Any, Any], where: str) -> dict[str, str]:

@@ -1,8 +1,4 @@
-"""Datasets of OGBench for one of their tasks, as trajectories with rewards.
-
-Park et al. 2025, "OGBench: Benchmarking Offline Goal-Conditioned RL", arXiv 2410.20092.
-Axis letter: N rows, one a step.
-"""
+"""Datasets of OGBench (Park et al. 2025, arXiv 2410.20092) for one of their tasks, as trajectories with rewards."""
 
 import re
 import zipfile
@@ -44,11 +40,7 @@ def ogbench_file(name: str) -> Path | None:
 
 
 def existing_ogbench_file(name: str) -> Path:
-    """Return the file of an OGBench id with a task.
-
-    Raises:
-        DataError: when it is not there, with the command that fetches it.
-    """
+    """Return the file of an OGBench id with a task; raise DataError when it is not there."""
     file = ogbench_file(name)
     if file is None or not file.is_file():
         raise DataError(
@@ -96,9 +88,7 @@ def read_ogbench(dataset: str, options: Options) -> Trajectories:
 def episodes_of_task(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Flat arrays of episodes that end at the goal, of recordings that go on there.
 
-    Args:
-        arrays: of OGBench, N rows each: ``masks`` is 0 in steps that begin in the goal, ``terminals`` 1 where a
-            recording was cut.
+    Of the arrays, all of N rows, ``masks`` is 0 in steps that begin in the goal, ``terminals`` 1 where one was cut.
     """
     at_goal = arrays["masks"] == 0
     cut = arrays["terminals"] > 0

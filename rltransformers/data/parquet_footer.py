@@ -1,7 +1,6 @@
-"""How many values a Parquet file states, read from its footer without pyarrow.
+"""How many values a Parquet file states, read from its footer, a struct of Thrift's compact protocol.
 
-pyarrow ends the process where it is asked about a column of a row group whose description is damaged; reading the rows
-raises an error there. The footer is a struct of Thrift's compact protocol.
+pyarrow ends the process where it is asked about a column whose description is damaged.
 """
 
 import io
@@ -14,11 +13,7 @@ _TAIL = 8  # the length of the footer, and "PAR1"
 
 
 def stated_values(file: Path) -> int:
-    """Values of all columns in all row groups.
-
-    Raises:
-        ValueError: for a footer that is cut or says something else.
-    """
+    """Values of all columns in all row groups; raises ValueError for a footer that is cut or says something else."""
     with file.open("rb") as opened:
         end = opened.seek(-_TAIL, io.SEEK_END)
         length = int.from_bytes(opened.read(4), "little")

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.errors import DataError
 from rltransformers.core.spaces import Space, leaf_spaces, leaf_values, map_leaves, space_from_leaves, space_of
 from rltransformers.core.values import LARGEST_FLOAT, Array, Bools, check_numeric, numbers
+from rltransformers.data.keys import check_leaves
 
 LARGEST_NUMBER = 2.0**53
 """Of rewards and of numbers whose space is guessed: what is larger stands for a missing value or for an error."""
@@ -40,9 +41,8 @@ def infer_space(values: Any, role: str, name: str) -> Space:
     with a further axis, with one class more than the largest value seen.
 
     Raises:
-        DataError: for values that are no numbers, and where the space must be given: negative integers, numbers beyond
-            ``LARGEST_NUMBER``, and more than ``MAX_GUESSED_CLASSES`` classes, for each of which a network would get
-            weights.
+        DataError: for values that are no numbers; for negative integers, numbers beyond ``LARGEST_NUMBER`` and more
+            than ``MAX_GUESSED_CLASSES`` classes, whose space must be given.
     """
     return space_of(map_leaves(partial(_leaf_space, role, name), values))
 
@@ -61,11 +61,7 @@ class Options:
 
 
 def choose_spaces(options: Options, rows: Callable[[str], Any], name: str) -> tuple[Space, Space, dict[str, str]]:
-    """Return both spaces, guessed from the data where the options have none, and ``Trajectories.guesses`` of those.
-
-    Args:
-        rows: gives all rows of "observations" or "actions".
-    """
+    """Return both spaces, guessed from ``rows(role)`` where the options have none, and ``Trajectories.guesses``."""
     guesses: dict[str, str] = {}
 
     def guess(role: str) -> Space:
@@ -83,7 +79,7 @@ def choose_spaces(options: Options, rows: Callable[[str], Any], name: str) -> tu
 
 def _doubt(role: str, leaf: Space, values: Any) -> str | None:
     """Why a leaf that was guessed from ``values`` [rows, ...] may be another one; None where nothing says so."""
-    rows = values if hasattr(values, "shape") and hasattr(values, "dtype") else numbers(values)
+    rows = lazy_numbers(values)
     shape = tuple(rows.shape[1:])
     if isinstance(leaf, spaces.Box) and role != "actions":
         return None
@@ -127,24 +123,25 @@ def _classes(rows: Array) -> Bools:
 
 
 def prune_space(space: Space, leaves: Sequence[str] | None) -> Space:
-    """The space with these leaves only; None are all.
-
-    Raises:
-        ConfigError: for a leaf that it does not have.
-    """
+    """Keep only these leaves of a space; None keeps all."""
     if leaves is None:
         return space
     known = leaf_spaces(space)
-    for path in leaves:
-        if path not in known:
-            raise ConfigError(f"observation_leaves names {path!r}: {did_you_mean(path, known)}")
+    check_leaves(leaves, known)
     return space_from_leaves({path: leaf for path, leaf in known.items() if path in leaves})
+
+
+def lazy_numbers(values: Any) -> Any:
+    """Return ``numbers(values)``; arrays that are read from a file in slices stay there."""
+    if not (hasattr(values, "shape") and hasattr(values, "dtype")) or isinstance(values, np.ma.MaskedArray):
+        return numbers(values)
+    check_numeric(values.dtype)
+    return values
 
 
 def _leaf_space(role: str, name: str, values: Any) -> Space:
     try:
-        rows = values if hasattr(values, "shape") and hasattr(values, "dtype") else numbers(values)
-        check_numeric(rows.dtype)
+        rows = lazy_numbers(values)
     except DataError as error:
         way_out = "; observation_leaves=[...] keeps the leaves that are" if role == "observations" else ""
         raise DataError(f"{name}: {role} are not rows of numbers: {error}{way_out}") from error
