@@ -1,11 +1,8 @@
 """Steps of all environments, kept for learning again and again. Axes: E environments, R rows, L steps of a segment.
 
-Every environment has a ring of R rows in contiguous [E, R] tensors, written at its own pace: a row is one observation,
-the action taken there, the reward for it and whether the action ended the episode. Where a limit cut an episode, its
-last observation is a row without an action. Nothing a network remembered is stored: a sample brings the rows before a
-segment along, and the memory is computed from them again, with the weights of the day.
-
-Segments lie at fixed places, whole rings of them, so that each can have a priority.
+Every environment has a ring of R rows, written at its own pace: an observation, the action taken there, the reward for
+it and whether it ended the episode. Where a limit cut an episode, its last observation is a row without an action. A
+sample brings the rows before a segment along, from which memory is computed with the weights of the day.
 """
 
 from collections.abc import Mapping
@@ -21,7 +18,7 @@ from rltransformers.core.device import CPU
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.core.values import finite, members, named, to_tensor
-from rltransformers.data.rollout import Leaves, action_layout, observation_layout
+from rltransformers.data.rollout import Leaves, OnDevice, action_layout, observation_layout
 
 PRIORITY_EXPONENT, IMPORTANCE_EXPONENT = 0.9, 0.6
 """How far priorities and the weights that make up for them count (Kapturowski et al. 2019, R2D2, table 2)."""
@@ -32,7 +29,7 @@ _COUNTERS = ("written", "ended", "joined")
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(OnDevice):
     """Rows in a row, C of context, then T: the segment, and those behind it that returns reach into.
 
     Rows of the context that were never written repeat the oldest one; like it they begin an episode.
@@ -54,21 +51,8 @@ class Window:
         """All but the length of the context, by name."""
         return {name: value for name, value in vars(self).items() if name != "context"}
 
-    def to(self, device: torch.device) -> "Window":
-        """The same on a device."""
-
-        def moved(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return value.to(device)
-            return {path: leaf.to(device) for path, leaf in value.items()} if isinstance(value, dict) else value
-
-        return Window(**{name: moved(value) for name, value in vars(self).items()})
-
     def trimmed(self) -> "Window":
-        """Without the context that belongs, in every row, to an episode before that of its segment: it shows nowhere.
-
-        The oldest row that is kept has its position.
-        """
+        """Without the context that belongs, in every row, to an episode before that of its segment."""
         index = torch.arange(self.first.shape[1], device=self.first.device)
         begun = torch.where(self.first, index, -self.position[:, None]).cummax(1).values  # where episodes begin
         position = index - begun
@@ -133,6 +117,10 @@ def as_signed(x: Tensor) -> Tensor:
 class SegmentReplay:
     """The newest steps of ``n_envs`` environments, drawn as whole segments with the context they need.
 
+    Segments lie at fixed places, whole rings of them, so that each can have a priority. Where an episode was left (a
+    reset in the middle), its newest row becomes a last observation. Rows before the first beginning of an episode are
+    not kept, so every context is either complete or reaches back to the start of the episode.
+
     Args:
         capacity: rows of all environments together; what is kept is the largest number of whole segments in it.
         segment_length: L.
@@ -142,10 +130,6 @@ class SegmentReplay:
 
     Raises:
         ConfigError: when the capacity holds no segment with its context.
-
-    A row that begins an episode behind one that did not end: the episode was left (a reset in the middle). The older
-    row then becomes a last observation, its action is forgotten. Rows before the first beginning of an episode are not
-    kept, so every context is either complete or reaches back to the start of the episode.
     """
 
     def __init__(
@@ -277,10 +261,9 @@ class SegmentReplay:
     # Reading
 
     def eligible(self) -> tuple[np.ndarray, np.ndarray]:
-        """The oldest segment of every environment that can be drawn, and how many from there on can.
+        """The oldest segment of every environment that can be drawn, counted from the beginning of time, and how many.
 
-        Segments are counted from the beginning of time. One can be drawn when its rows, those behind it and its context
-        are in the ring, or there never were older rows.
+        Its rows, those behind it and its context are in the ring, or there never were older rows.
         """
         oldest_row = np.maximum(self.written - self.rows, 0)
         whole = -(-(oldest_row + self.context + 1) // self.length)
@@ -298,7 +281,6 @@ class SegmentReplay:
         return int(np.minimum(self.written, self.rows).sum())
 
     def draw(self, count: int, generator: torch.Generator, prioritized: bool = False) -> Draw:
-        """As ``Drawable.draw``."""
         return Drawable(*self.eligible(), self.priorities).draw(count, generator, prioritized)
 
     def gather(self, draw: Draw) -> Window:
@@ -349,10 +331,7 @@ class SegmentReplay:
         return int(min(self.written.max(), self.rows))
 
     def state_dict(self, used: int | None = None) -> dict[str, Any]:
-        """Everything that was written, as tensors and numbers; rows from ``used`` on, never written, are left out.
-
-        Rows are views of the rings, which may be most of what memory there is: use them before the next step is added.
-        """
+        """Everything that was written, the rows before ``used`` as views of the rings: use it before the next step."""
         used = self.used if used is None else used
         leaves = {
             name: {path: leaf[:, :used] for path, leaf in getattr(self, name).items()}
@@ -364,7 +343,7 @@ class SegmentReplay:
         return leaves | rings | priorities | counters
 
     def blank_state(self, used: int) -> dict[str, Any]:
-        """Shapes and types of the ``state_dict`` of a replay whose rings hold so many rows."""
+        """The ``state_dict`` of a replay whose rings hold so many rows, for its shapes and types."""
         return self.state_dict(used) | {"largest_priority": None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

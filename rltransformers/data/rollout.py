@@ -1,13 +1,9 @@
-"""Steps of all environments between two updates, as one whole segment per environment. Axes: E environments, T steps.
-
-A transformer with memory is trained on segments: the memory at the segment start is kept once per environment, not once
-per step, and a minibatch is a set of whole segments (chosen environments).
-"""
+"""Steps of all environments between two updates, as a whole segment per environment. Axes: E environments, T steps."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import gymnasium as gym
 import numpy as np
@@ -23,41 +19,42 @@ Leaves = dict[str, Tensor]
 """Tensors by leaf path."""
 
 
+class OnDevice:
+    """Base of dataclasses of tensors, tensors by leaf path, and other values."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same on a device."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value.to(device)
+            return {path: leaf.to(device) for path, leaf in value.items()} if isinstance(value, dict) else value
+
+        return type(self)(**{name: moved(value) for name, value in vars(self).items()})
+
+
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive steps of several environments and the memory they started from.
-
-    ``first`` marks the first step of an episode. ``counts`` is False for rows that are no transition of the environment
-    (the reset row of next-step autoreset): they are in no loss. ``memory`` holds the action and the reward before the
-    segment, too; its rows can be chosen, and it can be cloned. Advantages and returns are those of the policy that
-    acted.
-    """
+    """Consecutive steps of several environments, as the policy that acted saw them, and its memory before them."""
 
     observations: Leaves  # [E, T, leaf shape]
     actions: Leaves  # [E, T, leaf shape], those of a Box in units of the head, not clipped
     rewards: Tensor  # [E, T], as the environment gave them
-    first: Tensor  # bool [E, T]
-    counts: Tensor  # bool [E, T]
+    first: Tensor  # bool [E, T], first steps of episodes
+    counts: Tensor  # bool [E, T], False for rows that are no transition (the reset row of next-step autoreset): no loss
     values: Tensor  # [E, T]
     log_probs: Tensor  # [E, T]
     advantages: Tensor  # [E, T]
     returns: Tensor  # [E, T], targets of the value function
-    memory: Any  # of E rows
+    memory: Any  # of E rows that can be chosen and cloned, with the action and the reward before the segment
 
     def rows(self, index: Tensor) -> "Segment":
         """The segments of the chosen environments."""
-        return Segment(
-            observations={path: leaf[index] for path, leaf in self.observations.items()},
-            actions={path: leaf[index] for path, leaf in self.actions.items()},
-            rewards=self.rewards[index],
-            first=self.first[index],
-            counts=self.counts[index],
-            values=self.values[index],
-            log_probs=self.log_probs[index],
-            advantages=self.advantages[index],
-            returns=self.returns[index],
-            memory=self.memory[index],
-        )
+        leaves = {
+            kind: {path: leaf[index] for path, leaf in getattr(self, kind).items()}
+            for kind in ("observations", "actions")
+        }
+        return Segment(**leaves, **{name: value[index] for name, value in vars(self).items() if name not in leaves})
 
     def numbers(self) -> dict[str, Tensor]:
         """What a loss compares with, by the names of ``Recorded``."""
@@ -69,7 +66,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Record of the steps of a segment by the policy that acted, and their outcome; as in ``Segment``."""
+    """What a loss compares with, of the steps of a ``Segment``."""
 
     values: Tensor  # [E, T]
     log_probs: Tensor  # [E, T]
@@ -78,16 +75,13 @@ class Recorded:
     counts: Tensor  # bool [E, T]
 
     def rows(self, index: Tensor) -> "Recorded":
-        """Those of the chosen environments."""
         return Recorded(**{name: value[index] for name, value in vars(self).items()})
 
 
 class RolloutBuffer:
     """Room for ``n_steps`` steps of ``n_envs`` environments in contiguous [E, T] tensors.
 
-    Each rollout gets fresh tensors, so a finished ``Segment`` stays valid while the next one is collected. Observations
-    keep their integer types (images stay bytes); floating leaves are stored as float32. ``observation_space`` may be
-    given as its leaves by path.
+    Each rollout gets fresh tensors, so a finished ``Segment`` stays valid while the next one is collected.
     """
 
     def __init__(
@@ -106,12 +100,10 @@ class RolloutBuffer:
         self.reset()
 
     def reset(self, memory: Any = None) -> None:
-        """Start a rollout whose first step sees ``memory`` (one row per environment).
-
-        It is copied: what acting keeps is larger, because it has spare room for the steps to come.
-        """
+        """Start a rollout whose first step sees ``memory`` (one row per environment)."""
         lead = (self.n_envs, self.n_steps)
         self.position = 0
+        # What acting keeps is larger: it has spare room for the steps to come.
         self.memory = None if memory is None else memory.clone()
         none, self.observations = (
             {path: torch.zeros((*axes, *shape), dtype=dtype, device=self.device) for path, (shape, dtype) in leaves}
@@ -138,10 +130,7 @@ class RolloutBuffer:
         log_probs: Tensor,
         counts: Array,
     ) -> None:
-        """Store one step of every environment; every argument has one row per environment.
-
-        ``actions``, ``values`` and ``log_probs`` are kept as they are until the end of the rollout.
-        """
+        """Store one step of every environment; ``actions``, ``values`` and ``log_probs`` are not copied."""
         t = self.position
         for path, columns in self._columns:
             columns[t].copy_(observations[path])

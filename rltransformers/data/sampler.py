@@ -1,11 +1,7 @@
-"""Context windows from trajectories: one draw, one broadcast add and one gather per leaf, every step weighted alike.
-
-Axis letters: B windows, K steps of a window, N steps and E episodes of the data.
-"""
+"""Context windows from trajectories. Axes: B windows, K steps of a window, N steps and E episodes of the data."""
 
 import warnings
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,13 +10,14 @@ from torch import Tensor
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, check
 from rltransformers.core.values import Array
+from rltransformers.data.rollout import OnDevice
 from rltransformers.data.trajectories import Trajectories
 
 EVERYTHING = slice(None)
 
 
 @dataclass(frozen=True)
-class ContextBatch:
+class ContextBatch(OnDevice):
     """B windows of K consecutive steps of one episode each, padded on the right.
 
     ``timestep`` counts from the start of the episode, ``return_to_go`` includes the reward of its own step and is not
@@ -39,16 +36,6 @@ class ContextBatch:
     episode: Int[Tensor, " B"]
     episode_return: Float[Tensor, " B"]
 
-    def to(self, device: torch.device | str) -> "ContextBatch":
-        """The same batch on ``device``."""
-
-        def move(value: Any) -> Any:
-            return (
-                {path: leaf.to(device) for path, leaf in value.items()} if isinstance(value, dict) else value.to(device)
-            )
-
-        return ContextBatch(**{item.name: move(getattr(self, item.name)) for item in fields(self)})
-
 
 class ContextSampler:
     """Draws windows so that every step of the data has the same expected weight.
@@ -60,9 +47,7 @@ class ContextSampler:
     Args:
         context_length: K, the steps of a window.
         discount: of the return-to-go; Decision Transformer uses 1.
-        whole_episodes: draw episodes uniformly and always from their first step, which needs K >= the longest episode.
-            It weights all steps alike too, and shows the model just the contexts that it meets when acting with
-            such a K.
+        whole_episodes: draw episodes uniformly and always from their first step, as acting with such a K sees them.
         device: where the data are kept and batches are made.
 
     Raises:
