@@ -1,6 +1,4 @@
-"""Policies that fill a data set: random actions, Stable-Baselines3 files, functions, and mixtures of them.
-
-Axis letter: B environments that act at the same time.
+"""Policies that fill a data set in B environments: random actions, Stable-Baselines3 files, functions, and mixtures.
 
 Stable-Baselines3 files hold pickled objects: loading one runs code from it. Load files of people you trust only.
 """
@@ -88,7 +86,7 @@ def load_behavior(spec: str, observation_space: Space, action_space: Space, *, d
 
 
 def register_behavior(kind: str, loader: BehaviorLoader) -> None:
-    """Makes "<kind>:<argument>" a behavior text; layers above the data use it for their own policies."""
+    """Make "<kind>:<argument>" a behavior text."""
     _LOADERS[kind] = loader
 
 
@@ -106,7 +104,6 @@ class Random:
         check_supported(self.action_space, "action")
 
     def act(self, observations: Any, episode_starts: Bools, generator: np.random.Generator) -> Any:
-        """Actions [B, ...] nested as the action space."""
         batch = len(episode_starts)
         leaves = {path: _random_leaf(leaf, batch, generator) for path, leaf in leaf_spaces(self.action_space).items()}
         return nest_leaves(self.action_space, leaves)
@@ -141,7 +138,6 @@ class FunctionBehavior:
     name: str = "function"
 
     def act(self, observations: Any, episode_starts: Bools, generator: np.random.Generator) -> Any:
-        """Actions of the function."""
         return self.function(observations, episode_starts, generator)
 
 
@@ -152,11 +148,9 @@ def as_behavior(
     *,
     deterministic: bool = False,
 ) -> Behavior:
-    """A behavior from whatever can act.
+    """A behavior from whatever can act: the ``behavior`` of ``record``, but for mixtures.
 
-    That is a behavior, a text for ``load_behavior``, an agent with ``actor()``, a model or a policy of
-    Stable-Baselines3, or a function with the arguments of ``act``. ``deterministic`` is for all but behaviors and
-    functions. A model of Stable-Baselines3 brings the statistics of its ``VecNormalize``; a policy alone has none.
+    A model of Stable-Baselines3 brings the statistics of its ``VecNormalize``; a policy alone has none.
 
     Raises:
         ConfigError: for anything else, a function of other arguments, and a model of another action space.
@@ -239,11 +233,7 @@ class Mixture:
     parts: tuple[tuple[float, Any], ...]
 
     def shares(self, total: int) -> list[int]:
-        """``total`` split in proportion to the weights by largest remainders; the shares sum to ``total``.
-
-        Raises:
-            ConfigError: a part would get nothing.
-        """
+        """Split ``total`` in proportion to the weights by largest remainders; ConfigError if a part gets nothing."""
         weights = np.array([weight for weight, _ in self.parts])
         exact = total * weights / weights.sum()
         shares = np.floor(exact).astype(int)
@@ -300,7 +290,6 @@ class SB3Behavior:
         return self.normalize is not None
 
     def act(self, observations: Any, episode_starts: Bools, generator: np.random.Generator) -> Any:
-        """Actions [B, ...]; recurrent policies keep their memory between calls."""
         if self.normalize is not None:
             observations = self.normalize(observations)
         if episode_starts.all():
@@ -330,10 +319,7 @@ def _global_randomness(seed: int) -> Iterator[None]:
 
 
 def _load_sb3(argument: str, observation_space: Space, action_space: Space, deterministic: bool) -> SB3Behavior:
-    """A policy saved by Stable-Baselines3 or sb3-contrib, also by versions that used the package ``gym``.
-
-    The file is unpickled: it can run code. Spaces and schedules come from the environment, not from the file.
-    """
+    """Read a policy with the spaces of the environment; what only training needs is not unpickled."""
     algorithm, *files = argument.split(":")
     if len(files) not in (1, 2):
         raise ConfigError(f"'sb3:{argument}' should read sb3:<algorithm>:<zip>[:<vecnormalize.pkl or obs_norm.npz>]")
@@ -348,18 +334,10 @@ def _load_sb3(argument: str, observation_space: Space, action_space: Space, dete
         "observation_space": observation_space,
         "action_space": action_space,
         "learning_rate": 0.0,
-        "lr_schedule": _zero_schedule,
-        "clip_range": _zero_schedule,
-        "clip_range_vf": None,
-        "exploration_schedule": _zero_schedule,
-        "_last_obs": None,
-        "_last_episode_starts": None,
-        "_last_original_obs": None,
-        "ep_info_buffer": None,
-        "ep_success_buffer": None,
-        "replay_buffer_class": None,
+        **dict.fromkeys(("lr_schedule", "clip_range", "exploration_schedule"), lambda _: 0.0),
+        **dict.fromkeys(("clip_range_vf", "_last_obs", "_last_episode_starts", "_last_original_obs")),
+        **dict.fromkeys(("ep_info_buffer", "ep_success_buffer", "replay_buffer_class", "rollout_buffer_class")),
         "replay_buffer_kwargs": {},
-        "rollout_buffer_class": None,
         "rollout_buffer_kwargs": {},
         "n_envs": 1,
         "buffer_size": 1,
@@ -379,10 +357,6 @@ def _load_sb3(argument: str, observation_space: Space, action_space: Space, dete
     for file in statistics or [path for path in of_zoo if path.is_file()][:1]:
         name, normalize = f"{name}:{file.name}", _normalization(file)
     return SB3Behavior(model, deterministic, normalize, name)
-
-
-def _zero_schedule(_: float) -> float:
-    return 0.0
 
 
 def _normalization(path: Path) -> Callable[[Any], Any] | None:

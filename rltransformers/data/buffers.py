@@ -1,8 +1,4 @@
-"""Buffers of Stable-Baselines3 as trajectories. Axes: R rows of the ring or rollout, E environments, N = E R steps.
-
-Buffers interleave their environments, hold actions as the algorithm sees them, and say of an episode's end less than
-an environment does: see ``trajectories_from_buffer``.
-"""
+"""Buffers of Stable-Baselines3 as trajectories. Axes: R rows of the ring or rollout, E environments, N = E R steps."""
 
 import os
 import sys
@@ -43,15 +39,13 @@ def trajectories_from_buffer(buffer: Any, options: Options, name: str | None = N
     algorithm added there; behind ``VecNormalize`` their observations and rewards are the normalized ones.
 
     Args:
-        buffer: a ``ReplayBuffer`` or ``RolloutBuffer``, with observations of any space.
         options: ``time_limit`` is needed where the buffer does not tell whether an episode was terminated or truncated:
             rollout buffers, and replay buffers with ``handle_timeout_termination=False``. Any number beyond the longest
             episode says that none was truncated.
         name: where the options have none.
 
     Raises:
-        DataError: for an empty buffer, one that holds no beginning of an episode, or ends that are not told apart
-            without ``time_limit``.
+        DataError: for an empty buffer, one without a beginning of an episode, and where ``time_limit`` is missing.
     """
     module = sys.modules[BUFFERS]
     name = options.name or name or type(buffer).__name__

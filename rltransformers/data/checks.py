@@ -23,11 +23,7 @@ REWARD = spaces.Box(-np.inf, np.inf, (), np.float32)
 
 
 def check_layout(data: "Trajectories") -> None:
-    """Raise unless offsets, leaves, shapes and types are those that the spaces ask for.
-
-    Raises:
-        DataError: names the array, its shape and type, and those that are expected.
-    """
+    """Raise DataError unless offsets, leaves, shapes and types are those that the spaces ask for."""
     name, offsets = data.name, data.offsets
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu":
         raise DataError(f"{name}: offsets are {offsets.dtype} {offsets.shape}, expected int64 (episodes + 1,)")
@@ -62,11 +58,7 @@ def check_layout(data: "Trajectories") -> None:
 
 
 def check_contents(data: "Trajectories") -> None:
-    """Raise unless all numbers are finite and inside their spaces, and episodes end where their flags are set.
-
-    Raises:
-        DataError: names the leaf, the episode and the step, and the way out.
-    """
+    """Raise DataError unless all numbers are finite and in their spaces, and episodes end where flags are set."""
     offsets = data.offsets
     for path, leaf in leaf_spaces(data.observation_space).items():
         _check_leaf(data, "observations", path, leaf, data.observations[path], offsets + np.arange(len(offsets)))
@@ -84,11 +76,7 @@ def check_contents(data: "Trajectories") -> None:
 
 
 def check_actions(data: "Trajectories", space: Space) -> None:
-    """Raise unless all actions lie in the space, up to the rounding of floats (see ``members``).
-
-    Raises:
-        DataError: names episode, step, value, bound and the way out.
-    """
+    """Raise DataError unless all actions lie in the space, up to the rounding of floats (see ``members``)."""
     for path, leaf in leaf_spaces(space).items():
         _check_leaf(data, "actions", path, leaf, data.actions[path], data.offsets)
 
@@ -151,11 +139,7 @@ def _same_leaf(leaf: Space, stored: Space) -> bool:
 
 
 def check_time_limit(lengths: Array, time_limit: int | None, name: str, first: int = 0) -> None:
-    """Raise for episodes [E] that are longer than the step limit of their environment; ``first`` numbers the first one.
-
-    Raises:
-        DataError: an episode has more than ``time_limit`` steps.
-    """
+    """Raise DataError for episodes [E] of more than ``time_limit`` steps; ``first`` is the number of the first one."""
     if time_limit is not None and (longer := np.flatnonzero(lengths > time_limit)).size:
         e = int(longer[0])
         raise DataError(

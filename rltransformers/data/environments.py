@@ -31,11 +31,7 @@ WATCHING_VECTORS = (FiniteVecEnv, VecMonitor, VecCheckNan, VecVideoRecorder, Rec
 
 
 class VectorSource:
-    """Environments of either library as a ``VecEnv`` with the spaces of one environment, nested as behaviors see them.
-
-    Args:
-        source: a vector environment of Gymnasium or Stable-Baselines3.
-    """
+    """Environments of either library as a ``VecEnv``, with the spaces of one environment as behaviors see them."""
 
     def __init__(self, source: VectorEnv[Any, Any, Any] | VecEnv) -> None:
         self.source = source
@@ -62,8 +58,7 @@ class VectorSource:
         """The last observations of the environments that ended an episode, as a nested batch."""
         flat = self.env.observation_space
         rows = [leaf_values(flat, infos[index]["terminal_observation"]) for index in np.flatnonzero(ended).tolist()]
-        leaves = {path: np.stack([np.asarray(row[path]) for row in rows]) for path in rows[0]}
-        return nest_leaves(self.observation_space, leaves)
+        return self.nested({path: np.stack([np.asarray(row[path]) for row in rows]) for path in rows[0]})
 
 
 def vector_source(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str | None) -> tuple[VectorSource, bool]:

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import Space, leaf_spaces
+from rltransformers.data.folders import ARRAYS
 from rltransformers.data.trajectories import Trajectories, join_trajectories
-
-_ARRAYS = ("rewards", "terminations", "truncations", "offsets")
 
 
 class EpisodeReplay:
@@ -30,16 +29,12 @@ class EpisodeReplay:
         self.data = data.select(np.argsort(data.returns, kind="stable")[-capacity:]) if sort else data
 
     def add(self, episodes: Trajectories) -> None:
-        """Store new episodes, in their order.
-
-        Raises:
-            DataError: for episodes of other spaces.
-        """
+        """Store new episodes, in their order; raises DataError for those of other spaces."""
         self.data = join_trajectories([self.data, episodes], self.data.name, newest=self.capacity)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors for a checkpoint."""
-        arrays = {name: torch.from_numpy(np.array(getattr(self.data, name))) for name in _ARRAYS}
+        arrays = {name: torch.from_numpy(np.array(getattr(self.data, name))) for name in ARRAYS}
         return arrays | {
             kind: {path: torch.from_numpy(np.array(leaf)) for path, leaf in getattr(self.data, kind).items()}
             for kind in ("observations", "actions")
@@ -49,13 +44,9 @@ class EpisodeReplay:
     def restored(
         cls, stored: Any, observation_space: Space, action_space: Space, env_id: str | None
     ) -> "EpisodeReplay":
-        """The replay of a checkpoint, with room for the episodes it holds.
-
-        Raises:
-            DataError, ConfigError: for what is no such replay.
-        """
+        """The replay of a checkpoint, with room for the episodes it holds; raises DataError or ConfigError."""
         state = check(stored, Mapping[str, Any], "replay")
-        arrays: dict[str, Any] = {name: check(state[name], Tensor, f"replay.{name}").cpu().numpy() for name in _ARRAYS}
+        arrays: dict[str, Any] = {name: check(state[name], Tensor, f"replay.{name}").cpu().numpy() for name in ARRAYS}
         for kind, space in (("observations", observation_space), ("actions", action_space)):
             leaves = check(state[kind], dict[str, Tensor], f"replay.{kind}")
             arrays[kind] = {path: leaves[path].cpu().numpy() for path in leaf_spaces(space)}

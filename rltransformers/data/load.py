@@ -1,7 +1,4 @@
-"""Any supported source of logged episodes as ``Trajectories``: a table of the kinds of sources, one row each.
-
-A new kind is a row of ``SOURCES`` and the function that reads it.
-"""
+"""Any supported source of logged episodes as ``Trajectories``; a kind is a row of ``SOURCES`` and a function."""
 
 import os
 import re
@@ -66,14 +63,10 @@ def _ends_with(*suffixes: str) -> Callable[[Any], bool]:
 
 
 def _holds_trajectories(path: Path) -> bool:
-    """Whether a path names a folder that ``Trajectories.save`` wrote.
-
-    Raises:
-        DataError: for a path that the system refuses to look at: its names are too long, a folder may not be read.
-    """
+    """Whether a path names a folder that ``Trajectories.save`` wrote."""
     try:
         return (path / DESCRIPTION).is_file()
-    except OSError as error:
+    except OSError as error:  # names that are too long, a folder that may not be read
         raise DataError(f"{shown(os.fspath(path))} is no path that can be read: {error.strerror}; check it") from error
 
 
@@ -97,11 +90,7 @@ def _read_trajectories(data: Trajectories | str, options: Options) -> Trajectori
 
 
 def in_spaces(data: Trajectories, observation_space: Space | None, action_space: Space | None) -> Trajectories:
-    """Present the data in spaces that differ in bounds, width of numbers and further classes alone; None: as they are.
-
-    Raises:
-        DataError: for spaces of another layout, actions outside theirs, and numbers beyond the type that they store.
-    """
+    """Present the data in spaces of other bounds, widths of numbers and further classes; None changes nothing."""
     changes: dict[str, Any] = {}
     for role, space in (("observation", observation_space), ("action", action_space)):
         if space is None:
@@ -131,11 +120,7 @@ def _is_d4rl(dataset: Any) -> bool:
 
 
 def _is_minari(dataset: Any) -> bool:
-    """Whether this is a data set of Minari, or a text that may be the id of one.
-
-    Raises:
-        DataError: for a text that is neither a path of a known kind nor of the form of an id.
-    """
+    """Whether this is a data set of Minari or a text like its id; raises DataError for another text."""
     if not isinstance(dataset, str):
         return is_minari_dataset(dataset)
     path = Path(dataset).expanduser()

@@ -1,8 +1,4 @@
-"""Minari data sets as trajectories, and trajectories written as Minari data sets.
-
-Minari's own collector needs jax and records one environment at a time; here whole episodes go straight to the file of
-its storage, in the layout that its ``update_episodes`` gives them.
-"""
+"""Minari data sets as trajectories, and trajectories as Minari data sets, in the layout of its ``update_episodes``."""
 
 import importlib.metadata
 import itertools
@@ -29,9 +25,6 @@ EPISODES_AT_ONCE = 32
 """Episodes read while their file is open, for HDF5 keeps some 30 KB about each of them until the file closes."""
 
 
-# Reading ------------------------------------------------------------
-
-
 def is_minari_dataset(dataset: object) -> bool:
     """Whether this is a ``MinariDataset``."""
     return type(dataset).__name__ == "MinariDataset" and hasattr(dataset, "iterate_episodes")
@@ -56,11 +49,7 @@ def minari_files(dataset: Any) -> list[Any]:
 
 
 def open_minari(dataset: str) -> Any:
-    """The ``MinariDataset`` of an id or folder on this machine; nothing is ever downloaded.
-
-    Raises:
-        DataError: at once, with the command that fetches the data or the closest local ids.
-    """
+    """The ``MinariDataset`` of an id or folder on this machine, else DataError: nothing is ever downloaded."""
     import minari  # slow to import and needed for Minari data only
     from minari.storage import get_dataset_path
 
@@ -142,9 +131,6 @@ def _damage(name: str) -> AbstractContextManager[None]:
     return damage(f"{name}: the stored episodes are damaged", "download or record the set again")
 
 
-# Writing ------------------------------------------------------------
-
-
 def write_minari(
     trajectories: Trajectories,
     dataset_id: str,
@@ -223,11 +209,7 @@ def _write(trajectories: Trajectories, dataset_id: str, overwrite: bool, facts: 
 
 @contextmanager
 def writing_minari(dataset_id: str) -> Iterator[None]:
-    """Nobody else writes the data set ``dataset_id`` meanwhile; what a killed process left of it is put in order.
-
-    Raises:
-        DataError: when another process writes it; names it.
-    """
+    """Lock the data set against other writers (DataError where there is one), and delete half-written files."""
     from minari.storage import get_dataset_path
 
     lock = Path(get_dataset_path()) / f".{dataset_id.replace('/', '%')}.lock"

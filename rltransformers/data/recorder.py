@@ -1,9 +1,4 @@
-"""Records behaviors in vector environments as trajectories: preallocated arrays, one copy per leaf and step.
-
-Axis letters: B environments, R rows of the recording (one per step of an environment), N steps and E episodes of the
-result.
-Gymnasium's vector environments in all three autoreset modes and Stable-Baselines3's ``VecEnv`` are read alike.
-"""
+"""Records behaviors in B environments as trajectories: preallocated arrays, one copy per leaf and step."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -272,12 +267,7 @@ class _Recording:
         return {f"observations {path}": np.asarray(leaf) for path, leaf in leaves.items()}
 
     def _checked_actions(self, actions: Any) -> dict[str, Array]:
-        """Actions of the behavior by leaf path, each a member of its space.
-
-        Raises:
-            DataError: for what is no number, and for actions outside the space.
-            ConfigError: for another number of them.
-        """
+        """Actions of the behavior by leaf path, each a member of its space."""
         taken, name = {}, _label(self.behavior)
         values = leaf_values(self.environments.action_space, actions)
         for path, leaf in leaf_spaces(self.environments.action_space).items():
@@ -371,11 +361,7 @@ def _label(behavior: Behavior) -> str:
 
 
 def _part_of(recorded: ObservationPart) -> dict[str, list[int] | None]:
-    """What to record as indices by leaf, None for a whole leaf.
-
-    Raises:
-        ConfigError: for what is none, or nothing.
-    """
+    """What to record as indices by leaf, None for a whole leaf."""
     by_leaf = recorded if isinstance(recorded, Mapping) else {"": recorded}
     if not by_leaf:
         raise ConfigError("recorded names no leaf, so nothing would be recorded; leave it out to record everything")

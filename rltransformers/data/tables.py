@@ -102,9 +102,8 @@ def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Opti
         name: where the options have none.
 
     Raises:
-        DataError: missing, doubled or unknown columns, missing entries, steps of different sizes, or what the episodes
-            or flat arrays break.
-        ConfigError: ``split_on_discontinuity`` for rows that are episodes.
+        DataError: for missing, doubled or unknown columns, missing entries, and steps of different sizes.
+        ConfigError: for ``split_on_discontinuity`` where rows are episodes.
     """
     name = options.name or name
     nonempty = [batch for batch in batches() if batch.num_rows]
@@ -186,16 +185,12 @@ def _configuration(file: Path) -> str | None:
     return name if isinstance(name, str) and name != "default" else None
 
 
-# Arrow arrays ------------------------------------------------------------
-
-
 def _is_list(kind: Any) -> bool:
     types = require("pyarrow", EXTRA).types
     return any(check(kind) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
 def _check_entries(array: Any, where: str) -> None:
-    """Raise DataError for missing entries."""
     if array.null_count:
         raise DataError(f"{where} has {array.null_count} missing entries; fill or drop them")
 

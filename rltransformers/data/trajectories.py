@@ -94,8 +94,8 @@ class Trajectories:
         returns = self.returns
         name = "" if self.env_id is None else f"{self.env_id}, "
         sizes = f"{count(len(self), 'episode')}, {count(self.steps, 'step')}"
-        scores = f", returns {returns.min():g} to {returns.max():g}, mean {returns.mean():g}" if len(self) else ""
-        return f"Trajectories({name}{sizes}{scores})" + spaces_line(self.observation_space, self.action_space)
+        scores = f"returns {returns.min():g} to {returns.max():g}, mean {returns.mean():g}"
+        return f"Trajectories({name}{sizes}, {scores})" + spaces_line(self.observation_space, self.action_space)
 
     def __len__(self) -> int:
         """The number of episodes E."""
@@ -119,18 +119,14 @@ class Trajectories:
     def target_returns(self, discount: float = 1.0) -> list[float]:
         """Returns worth asking for: what half of the episodes reach, what one in ten reaches, and the best.
 
-        To four digits, without repetitions; asking for more than the best asks beyond the data. ``discount`` is that
-        of the Decision Transformer that is asked.
+        To four digits, without repetitions; ``discount`` is that of the Decision Transformer that is asked.
         """
         returns = self.returns if discount == 1.0 else self.return_to_go(discount)[self.offsets[:-1]]
         quantiles = np.quantile(returns, [0.5, 0.9, 1.0])
         return list(dict.fromkeys(float(f"{value:.4g}") for value in quantiles))
 
     def return_to_go(self, discount: float = 1.0) -> npt.NDArray[np.float32]:
-        """Discounted sum of the rewards from each step to the end of its episode, that step included; float32 [N].
-
-        Decision Transformer (arXiv 2106.01345, section 3) uses discount 1. Summed backwards in float64 per episode.
-        """
+        """Discounted sum of the rewards from each step to the end of its episode, that step included; float32 [N]."""
         check(discount, UnitInterval, "discount")
         return _return_to_go(np.asarray(self.rewards, np.float64), self.offsets, discount).astype(np.float32)
 
@@ -179,7 +175,6 @@ class Trajectories:
         return self._take(rows, steps, np.concatenate([[0], np.cumsum(lengths)]))
 
     def _take(self, rows: Any, steps: Any, offsets: Array) -> "Trajectories":
-        """Return these rows of the observations and these steps of the rest, as episodes with these offsets."""
         return replace(
             self,
             observations={path: leaf[rows] for path, leaf in self.observations.items()},
@@ -194,9 +189,8 @@ class Trajectories:
     def top_fraction(self, fraction: float) -> "Trajectories":
         """The best episodes by return that together hold at most ``fraction`` of the steps, in their order.
 
-        At least the best episode; the first one that does not fit ends the choice. The Decision Transformer paper calls
-        training on it %BC and takes the best share of timesteps (arXiv 2106.01345, section 5.1), not of episodes: where
-        good episodes are long, a tenth of the episodes is most of the data. Ties go to the earlier episode.
+        At least the best episode; the first one that does not fit ends the choice, ties go to the earlier one. %BC of
+        the Decision Transformer paper (arXiv 2106.01345, section 5.1), which takes a share of timesteps, too.
 
         Raises:
             ConfigError: for a fraction outside (0, 1].
@@ -214,10 +208,7 @@ class Trajectories:
         return replace(self, rewards=rewards, verify=False)
 
     def observation_statistics(self) -> tuple[Leaves, Leaves]:
-        """Mean and population standard deviation over the N observations that saw an action.
-
-        Of every leaf that ``normalized_leaves`` names.
-        """
+        """Mean and population standard deviation of ``normalized_leaves`` over the N observations before an action."""
         means: Leaves = {}
         deviations: Leaves = {}
         for path in normalized_leaves(self.observation_space):
@@ -228,7 +219,7 @@ class Trajectories:
         return means, deviations
 
     def _mean(self, leaf: Array, power: int, center: Any) -> Array:
-        """Mean of (row - center)**power over the observations that saw an action, in float64."""
+        """Mean of (row - center)**power over the observations before an action, in float64."""
         acted = np.ones(len(leaf), bool)
         acted[self.offsets[1:] + np.arange(len(self))] = False
         total = np.zeros(leaf.shape[1:], np.float64)
@@ -240,17 +231,13 @@ class Trajectories:
         return np.asarray(total / self.steps)
 
     def _arrays(self) -> Leaves:
-        """Return all arrays with a row per step, by name."""
         arrays = {name: getattr(self, name) for name in ("rewards", "terminations", "truncations")}
         for kind in ("observations", "actions"):
             arrays |= {f"{kind}/{path}": leaf for path, leaf in getattr(self, kind).items()}
         return arrays
 
     def fingerprint(self) -> str:
-        """Sixteen hexadecimal digits that two recordings share when all their numbers are equal.
-
-        SHA-256 over names, types, shapes and bytes of the arrays; spaces, names and metadata do not count.
-        """
+        """Sixteen hexadecimal digits of SHA-256 over names, types, shapes and bytes of the arrays, and nothing else."""
         digest = hashlib.sha256()
         for name, leaf in sorted((self._arrays() | {"offsets": self.offsets}).items()):
             digest.update(f"{name} {leaf.dtype.str} {leaf.shape}".encode())
@@ -295,10 +282,8 @@ class Trajectories:
     def open(folder: str | os.PathLike[str], *, mmap: bool = True) -> "Trajectories":
         """Read a folder of ``save``, without executing code. All of it is read once and compared with its checksums.
 
-        Changes to memory-mapped arrays stay in memory and never reach the files.
-
         Args:
-            mmap: map the files instead of keeping their content in memory.
+            mmap: map the files instead of keeping their content in memory; changes never reach the files.
 
         Raises:
             DataError: when a file is missing, damaged, edited, or of another format version.
@@ -309,12 +294,10 @@ class Trajectories:
 
     @staticmethod
     def concatenate(parts: "Iterable[Trajectories]", name: str | None = None) -> "Trajectories":
-        """The episodes of all parts in memory, one part after the other, e.g. of several files of one task.
-
-        A single part is not copied. The environment, and the one for evaluations, is what all parts name, else unknown.
+        """The episodes of all parts in memory, one part after the other; a single part is not copied.
 
         Args:
-            name: of the result; None joins the names of the parts.
+            name: of the result; None joins the names of the parts. The environments are those that all parts name.
 
         Raises:
             DataError: for no parts, and for parts of different spaces.
@@ -354,14 +337,7 @@ class Trajectories:
 def join_trajectories(
     parts: Sequence[Trajectories], name: str, metadata: Mapping[str, Any] | None = None, newest: int | None = None
 ) -> Trajectories:
-    """The episodes of all parts, one part after the other; those of a single part are not copied.
-
-    Args:
-        newest: how many episodes stay, the last ones; all by default.
-
-    Raises:
-        DataError: when the parts have different spaces.
-    """
+    """The ``newest`` or all episodes of parts of the same spaces, in order; those of a single part are not copied."""
     first = parts[0]
     for part in parts[1:]:
         if part.observation_space != first.observation_space or part.action_space != first.action_space:
@@ -398,7 +374,6 @@ def join_trajectories(
 
 
 def _newest(parts: Sequence[Trajectories], count: int) -> list[Trajectories]:
-    """Return the last ``count`` episodes of all parts, as views."""
     views: list[Trajectories] = []
     for part in reversed(parts):
         if count > 0:

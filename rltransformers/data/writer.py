@@ -22,7 +22,8 @@ class TrajectoryWriter:
         allocate: decides where the arrays live, by default in memory.
 
     Raises:
-        DataError: for spaces that are not supported, and for arrays that do not fit into memory.
+        ConfigError: for spaces that are not supported.
+        DataError: for arrays that do not fit into memory.
     """
 
     def __init__(
@@ -77,9 +78,8 @@ class TrajectoryWriter:
     ) -> None:
         """Write the next episode: observations of T + 1 rows, or T when the last one is unknown; the others of T.
 
-        A last step without any flag is marked truncated. With ``time_limit``, an episode of exactly that length that
-        claims to have terminated counts as truncated: many exporters do not tell the two apart. A longer one is
-        refused.
+        A last step without any flag is marked truncated, and so is that of an episode of exactly ``time_limit`` steps:
+        many exporters do not tell the two apart. A longer episode is refused.
         """
         e = self._next
         start, end = int(self.offsets[e]), int(self.offsets[e + 1])
@@ -204,12 +204,9 @@ def _write_last(target: Array, lasts: npt.NDArray[np.int64], chunk: slice, rows:
 def fit_leaf(space: Space, rows: Array, first: int = 0) -> Array:
     """Convert rows [R, ...] to the stored type of the leaf; drop a surplus axis of size 1, change no value.
 
-    Args:
-        first: number of the first row in messages.
-
     Raises:
-        DataError: when the shape does not match the space, integers are expected and others are given, or a number is
-            beyond the stored type.
+        DataError: for another shape, fractions in place of integers, and a number beyond the stored type; ``first`` is
+            the number of the first row in the message.
     """
     shape, dtype = space.shape or (), stored_dtype(space)
     if rows.ndim == len(shape) + 2 and rows.shape[-1] == 1 and rows.shape[1:-1] == shape:
@@ -243,11 +240,7 @@ def _refuse(rows: Array, wrong: Array, fault: str, first: int) -> None:
 
 
 def column(values: Array) -> Array:
-    """Return [N] of (N,) or (N, 1), a single number as it is.
-
-    Raises:
-        DataError: for other shapes.
-    """
+    """Return [N] of (N,) or (N, 1), a single number as it is; raise DataError for other shapes."""
     if values.ndim == 2 and values.shape[1] == 1:
         return values[:, 0]
     if values.ndim > 1:
