@@ -78,9 +78,8 @@ KIND = "DecisionTransformer"
 class DecisionTransformer(OnlineLearner):
     """Decision Transformer (arXiv 2106.01345): learns from recorded episodes to act for a return that it is asked for.
 
-    The interface is that of Stable-Baselines3, with a dataset in place of an environment.
-    ``learn`` adds updates to those already done (``num_timesteps`` counts them); a loaded model goes on exactly as if
-    it had not stopped. Callbacks of Stable-Baselines3 that do not touch a training environment work.
+    The interface is that of Stable-Baselines3, with a dataset in place of an environment; callbacks that do not touch a
+    training environment work. ``learn`` adds updates to those already done, which ``num_timesteps`` counts.
 
     Args:
         policy: "DTPolicy".
@@ -350,8 +349,7 @@ class DecisionTransformer(OnlineLearner):
         """The model as something that acts and remembers by itself: episodes so far, and the return-to-go.
 
         Args:
-            target_return: asked of every episode, in reward units, a number or one for each environment; None for the
-                best return of the dataset, or with a return head for what that predicts.
+            target_return: as for ``predict``, a number or one for each environment.
             deterministic: most probable actions, or samples.
             acting_mode: another one than the model's.
             seed: of sampled actions; None draws one.
@@ -363,7 +361,7 @@ class DecisionTransformer(OnlineLearner):
         return Actor(steps, deterministic=deterministic, seed=seed, name=self.kind)
 
     def _steps(self, target_return: Any, acting_mode: ActingMode | None = None) -> DecisionSteps:
-        """Make the steps of a policy that is asked for one return; None for the default that ``actor`` states."""
+        """Make the steps of a policy that is asked for one return; None for the default that ``predict`` states."""
         if target_return is not None and self.settings.mode == "bc":
             raise ConfigError(NO_TARGET)
         if target_return is None and self.settings.return_head is None:
@@ -399,8 +397,7 @@ class DecisionTransformer(OnlineLearner):
         Raises:
             ConfigError: for a target return that is not a finite number or of behavior cloning, a missing reward, or
                 a state that is not of this model.
-            DataError: for observations that do not fit the space, or observations and rewards that are not finite. The
-                state that was passed in stays as it was.
+            DataError: for observations that do not fit the space, or observations and rewards that are not finite.
         """
         deterministic = check(deterministic, bool, "deterministic")
         steps = self._steps(target_return)
@@ -448,9 +445,8 @@ class DecisionTransformer(OnlineLearner):
     ) -> list[EvaluationResult]:
         """Results per target return, each over the same ``episodes`` episodes, whose seeds follow from ``seed``.
 
-        Targets and episodes share one batch of environments. Every started episode runs to its end and is counted, so
-        neither the number of environments nor their order changes a result. Actions are clipped to the Boxes of the
-        environment, whose bounds may be narrower than those of the data, and remembered so.
+        Every started episode runs to its end and is counted, so the number of environments changes no result. Actions
+        are clipped to the Boxes of the environment, whose bounds may be narrower than those of the data.
 
         Args:
             env: Gymnasium id, a function that makes an environment, one environment (episodes are then played one after
@@ -469,8 +465,7 @@ class DecisionTransformer(OnlineLearner):
 
         Raises:
             ConfigError: for target returns that are not numbers, or an environment with other spaces than the dataset.
-            DataError: for an observation or a reward that is not finite or not of the space, with environment and step;
-                for an episode that does not end.
+            DataError: for what the environment may not return, with environment and step, and an endless episode.
         """
         if target_returns is None and self.settings.return_head is not None:
             targets: list[float | None] = [None]

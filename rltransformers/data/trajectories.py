@@ -354,22 +354,18 @@ def join_trajectories(
         listed = list(arrays)
         return listed[0] if len(listed) == 1 else np.concatenate(listed)
 
-    return Trajectories(
-        {path: join(part.observations[path] for part in parts) for path in first.observations},
-        {path: join(part.actions[path] for part in parts) for path in first.actions},
-        join(part.rewards for part in parts),
-        join(part.terminations for part in parts),
-        join(part.truncations for part in parts),
-        np.concatenate([[0], np.cumsum(join(part.lengths for part in parts))]).astype(np.int64),
-        first.observation_space,
-        first.action_space,
-        name,
-        first.env_id,
-        first.env_spec,
-        all(part.final_observations for part in parts),
-        metadata if metadata is not None else first.metadata,
+    return replace(
+        first,
+        observations={path: join(part.observations[path] for part in parts) for path in first.observations},
+        actions={path: join(part.actions[path] for part in parts) for path in first.actions},
+        rewards=join(part.rewards for part in parts),
+        terminations=join(part.terminations for part in parts),
+        truncations=join(part.truncations for part in parts),
+        offsets=np.concatenate([[0], np.cumsum(join(part.lengths for part in parts))]).astype(np.int64),
+        name=name,
+        final_observations=all(part.final_observations for part in parts),
+        metadata=first.metadata if metadata is None else metadata,
         verify=False,
-        guesses=first.guesses,
     )
 
 

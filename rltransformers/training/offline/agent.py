@@ -33,11 +33,7 @@ class OfflineAgent(StoredDecisionTransformer):
 
     @property
     def learning_rate(self) -> float:
-        """That of AdamW after the warm-up; another one holds from the next update on.
-
-        Raises:
-            ConfigError: when it is set to something else.
-        """
+        """That of AdamW after the warm-up; another one holds from the next update on."""
         return self.settings.learning_rate
 
     @learning_rate.setter
@@ -55,7 +51,6 @@ class OfflineAgent(StoredDecisionTransformer):
         return self._online.updates
 
     def _needed_sampler(self, purpose: str, way_out: str) -> ContextSampler:
-        """Return the sampler of the dataset; raise ConfigError where the model was loaded without one."""
         if self._sampler is None:
             raise ConfigError(f"this model has no {purpose}; {way_out}")
         return self._sampler
@@ -157,11 +152,7 @@ class OfflineAgent(StoredDecisionTransformer):
     def _begin_callbacks(
         self, callback: MaybeCallback, tb_log_name: str, progress_bar: bool, total_timesteps: int
     ) -> BaseCallback:
-        """Make the logger and the list of callbacks of one call of ``learn``.
-
-        Raises:
-            ConfigError: for an ``EvalCallback``.
-        """
+        """Make the logger and the list of callbacks of one call of ``learn``."""
         check_callback(callback)
         if self._logger is None:
             self._logger = self._own_logger(tb_log_name)

@@ -80,10 +80,7 @@ class OnlineCounts:
 
 
 def training_data(data: Trajectories, settings: Settings) -> Trajectories:
-    """The episodes to train on, with their rewards as the agent is to see them.
-
-    Warns of spaces that were guessed and may not be those of the environment.
-    """
+    """The episodes to train on, with the rewards that the agent is to see; warns of doubtful guesses of spaces."""
     for key, guess in data.guesses.items():
         warnings.warn(
             f"{data.name}: {key} {guess}. An environment with another space refuses the trained agent: say what it is "
@@ -137,10 +134,7 @@ def check_longest(backbone: Backbone, data: Trajectories) -> None:
 
 
 def check_scale(return_scale: float, largest: float) -> None:
-    """Raise ConfigError unless returns of up to ``largest`` are at most ``MAX_SCALED`` times ``return_scale``.
-
-    Nor may the scale be 0 in float32.
-    """
+    """Raise ConfigError unless a network can read returns of up to ``largest``, divided by ``return_scale``."""
     if largest > MAX_SCALED * return_scale:
         raise ConfigError(
             f"return_scale ({return_scale:g}) is too small for returns of up to {largest:g}: the network would read "
@@ -165,10 +159,7 @@ def check_masked(data: Trajectories) -> None:
 
 
 def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
-    """Mean and standard deviation of the leaves that are standardized; 1 where a number never changes.
-
-    Warns of whole numbers whose differences float32, in which a network reads them, cannot tell.
-    """
+    """Mean and standard deviation of the leaves that are standardized; 1 where a number never changes in float32."""
     means, deviations = data.observation_statistics()
     leaves, statistics = leaf_spaces(data.observation_space), {}
     for path in normalized_leaves(data.observation_space):

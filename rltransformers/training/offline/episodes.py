@@ -1,7 +1,4 @@
-"""Episodes that a Decision Transformer plays: seeded one by one, several at a time, every started one counted.
-
-N environments, R of them running an episode that counts.
-"""
+"""Episodes that a Decision Transformer plays in N environments: seeded one by one, every started one counted."""
 
 import math
 from collections import deque
@@ -57,8 +54,7 @@ def evaluate_decisions(
         progress: show a bar of the episodes.
 
     Raises:
-        DataError: for an observation or a reward that the space or the network cannot hold, and for an exception of the
-            environment (chained), with environment and step; for an episode that goes on after ``longest`` steps.
+        DataError: for what the environment may not return, an exception of it (chained), and an endless episode.
     """
     warn_of_statistics(envs)
     env, policy, waiting = GymnasiumVecEnv(envs, raw=True), decider.policy, deque(episodes)
@@ -114,10 +110,7 @@ def evaluate_decisions(
 def executed(
     policy: DecisionPolicy, actions: Leaves, state: ActingState, action_space: Space
 ) -> tuple[Leaves, ActingState]:
-    """Actions clipped to the Boxes of an environment, and the state after them, which remembers them clipped.
-
-    The bounds of data that were guessed may be wider than those of the environment.
-    """
+    """Actions clipped to the Boxes of an environment, and the state after them, which remembers them clipped."""
     clipped, moved = dict(actions), np.zeros(state.batch_size, bool)
     for path, box in leaf_spaces(action_space).items():
         if isinstance(box, Box):
@@ -149,12 +142,9 @@ def open_environments(
 ) -> Iterator[tuple[VectorEnv[Any, Any, Any], EnvSpec | None]]:
     """The environments of a caller, or new ones of an id or a function that are closed at the end; their spec.
 
-    Args:
-        spaces: of the data.
-
     Raises:
         ConfigError: for a vector environment that restarts episodes by itself or comes with keywords or wrappers, and
-            for other spaces than those of the data.
+            for other spaces than ``spaces``, those of the data.
     """
     if not isinstance(env, VectorEnv):
         num_envs = 1 if isinstance(env, gym.Env) else num_envs

@@ -1,9 +1,7 @@
-"""Checkpoints of Hugging Face's Decision Transformer as weights of ours; ``transformers`` itself is not needed.
+"""Checkpoints of Hugging Face's Decision Transformer as weights of ours; nothing in them is executed.
 
 ``transformers.DecisionTransformerModel`` is GPT-2 without positions of its own: tokens of return, state and action plus
 one learned vector per environment step, a LayerNorm, pre-norm layers with biases, a LayerNorm, a linear map and tanh.
-Of a folder that its ``save_pretrained`` wrote are read ``config.json`` and the weights; nothing in it is executed.
-Axes: D model width.
 """
 
 import math
@@ -23,7 +21,7 @@ from rltransformers.backbone import BackboneConfig
 from rltransformers.core.checkpoint import contents_of, load_weights
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line, require
 from rltransformers.core.files import read_json
-from rltransformers.core.ranges import DropoutRate, PositiveNumber, check, shown
+from rltransformers.core.ranges import DropoutRate, PositiveNumber, check_fields, shown
 from rltransformers.policies.stored_size import check_stored_size
 
 EXTRA = "huggingface"
@@ -46,11 +44,7 @@ _Count = Annotated[int, Ge(1), Le(1_000_000)]
 
 @dataclass(frozen=True)
 class Configuration:
-    """Entries of ``config.json`` that decide what the model computes; names and defaults are theirs.
-
-    Raises:
-        ConfigError: for a value outside its range.
-    """
+    """Entries of ``config.json`` that decide what the model computes; names and defaults are theirs."""
 
     state_dim: _Count = 17
     act_dim: _Count = 4
@@ -68,8 +62,7 @@ class Configuration:
     add_cross_attention: bool = False
 
     def __post_init__(self) -> None:
-        for name, annotation in Configuration.__annotations__.items():
-            object.__setattr__(self, name, check(getattr(self, name), annotation, name))
+        check_fields(self)
         if self.activation_function not in ACTIVATIONS:
             raise ConfigError(
                 f"activation_function {self.activation_function!r} has no counterpart here; those with one: "
@@ -131,8 +124,8 @@ def read_huggingface(
     place = Path(folder).expanduser()
     if not place.is_dir():
         raise CheckpointError(f"there is no folder {place}; pass one that save_pretrained wrote or the Hub holds")
-    configuration = _configuration(place / CONFIG)
     try:
+        configuration = _configuration(place / CONFIG)
         backbone = configuration.backbone(context_length)
     except ConfigError as error:
         raise ConfigError(f"{place / CONFIG}: {error}") from error
@@ -180,11 +173,7 @@ def _configuration(file: Path) -> Configuration:
     kind = values.get("model_type") if isinstance(values, dict) else None
     if kind != "decision_transformer":
         raise CheckpointError(f"{file} describes a model of type {shown(kind)}, expected 'decision_transformer'")
-    known = {name: values[name] for name in Configuration.__annotations__ if name in values}
-    try:
-        return Configuration(**known)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
+    return Configuration(**{name: values[name] for name in Configuration.__annotations__ if name in values})
 
 
 def _weights(folder: Path) -> Mapping[str, Tensor]:

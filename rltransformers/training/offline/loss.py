@@ -1,7 +1,4 @@
-"""The loss of a Decision Transformer, and what learns beside it: critics, and the price of entropy.
-
-B windows, K steps of a window.
-"""
+"""The loss of a Decision Transformer on B windows of K steps; critics, and the price of entropy, learn beside it."""
 
 import copy
 import math
@@ -59,11 +56,7 @@ class CriticLearner:
         self.optimizer = torch.optim.Adam(self.critics.parameters(), lr=options.learning_rate, fused=True)
 
     def step(self, policy: DecisionPolicy, batch: ContextBatch, sharing: Sharing) -> dict[str, Tensor]:
-        """One step of the critics towards targets inside each window; metrics by path.
-
-        Args:
-            batch: what this process has of the whole one.
-        """
+        """One step of the critics towards targets inside the windows of this process; metrics by path."""
         head = policy.head
         observations = self._observations(policy, batch)
         with torch.no_grad():
@@ -95,12 +88,7 @@ class CriticLearner:
         chances: Float[Tensor, " B"],
         sharing: Sharing,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss that is added to that of the policy, and metrics by path.
-
-        Args:
-            outputs: of the head, for this batch.
-            chances: uniform in [0, 1), how far returns are shifted.
-        """
+        """Loss that is added to that of the policy, and its metrics; ``chances`` say how far returns are shifted."""
         options, observations = self.options, self._observations(policy, batch)
         values = self.critics.expected(observations, policy.head, outputs).amin(0)
         gain = policy_gain(values, self.weight(batch), batch.valid, sharing.mean)
@@ -116,7 +104,6 @@ class CriticLearner:
         return options.alignment * aligned - gain, metrics | {"train/alignment_loss": aligned.detach()}
 
     def weight(self, batch: ContextBatch) -> Float[Tensor, " B"]:
-        """How much values count in every window."""
         if self.name == "qt":
             return torch.full_like(batch.episode_return, self.options.weight)
         return stitching_weight(
@@ -134,7 +121,6 @@ class CriticLearner:
         approach(self.average.state_dict(), policy.state_dict(), 1.0 - self.options.actor_average)
 
     def tensors(self) -> dict[str, Any]:
-        """Tensors of a checkpoint besides the policy."""
         return {
             "slow": self.slow.state_dict(),
             "average": self.average.state_dict(),
@@ -142,18 +128,13 @@ class CriticLearner:
         }
 
     def restore(self, stored: Any) -> None:
-        """Take on what a checkpoint holds.
-
-        Raises:
-            CheckpointError: names the first part that is missing or has another shape.
-        """
+        """Take on the tensors of a checkpoint, or raise CheckpointError."""
         stored = check(stored, Mapping[str, Any], "critic")
         restore_weights(self.slow, stored["slow"], "critic.slow")
         restore_weights(self.average, stored["average"], "critic.average")
         restore_optimizer(self.optimizer, stored["optimizer"], "critic.optimizer")
 
     def _observations(self, policy: DecisionPolicy, batch: ContextBatch) -> dict[str, Tensor]:
-        """As the critics read them."""
         return policy.standardized(blank_invalid(policy.observation_leaves, batch.observations, batch.valid))
 
 
@@ -161,11 +142,8 @@ class EntropyBound:
     """A temperature that rises while the entropy of a policy lies below a bound, and falls while it lies above.
 
     Zheng et al. 2022, section 4.1: the loss of the policy is its negative log-likelihood minus temperature times
-    entropy, that of the temperature is temperature times (entropy - bound). The bound is minus one nat per component,
-    in units where the bounds of an action are -1 and 1.
-
-    Args:
-        components: of all Boxes of an action.
+    entropy, that of the temperature is temperature times (entropy - bound). The bound is minus one nat for each of the
+    ``components`` of all Boxes, in units where the bounds of an action are -1 and 1.
     """
 
     def __init__(self, components: int, device: torch.device) -> None:
@@ -175,7 +153,7 @@ class EntropyBound:
 
     @property
     def temperature(self) -> Float[Tensor, ""]:
-        """The temperature: worth of a nat of entropy in nats of likelihood."""
+        """Worth of a nat of entropy in nats of likelihood."""
         return self.log_temperature.detach().exp()
 
     def step(self, entropy: Float[Tensor, ""]) -> None:
@@ -186,15 +164,10 @@ class EntropyBound:
         self.optimizer.step()
 
     def tensors(self) -> dict[str, Any]:
-        """Tensors for a checkpoint."""
         return {"log_temperature": self.log_temperature.detach(), "optimizer": self.optimizer.state_dict()}
 
     def restore(self, stored: Any) -> None:
-        """Take on what a checkpoint holds.
-
-        Raises:
-            CheckpointError: names the first part that is missing or has another shape.
-        """
+        """Take on the tensors of a checkpoint, or raise CheckpointError."""
         stored = check(stored, Mapping[str, Any], "entropy")
         log_temperature = check_tensor(stored["log_temperature"], "entropy.log_temperature", (), torch.float32)
         with torch.no_grad():
@@ -217,8 +190,6 @@ def decision_loss(
 
     Args:
         expectile: of the predicted returns, where there is a head for them.
-        critic: adds what its values say about the policy; None adds nothing.
-        entropy: adds the entropy of Boxes at its temperature; None adds nothing.
         chances: uniform in [0, 1), what the critic's term draws.
         sharing: the processes of which each has a part of the batch; the loss is that of the whole batch.
         progress: share of the training that is over, 0 to 1.

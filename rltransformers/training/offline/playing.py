@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, Self, cast
 
 import numpy as np
@@ -38,30 +38,24 @@ from rltransformers.training.offline.settings import Settings, Updates
 from rltransformers.training.stepping import act_on_arrays
 
 
+@dataclass
 class Exploring:
     """A behavior that samples actions of a Decision Transformer asked for one return.
 
-    Args:
-        decider: that it acts by.
+    Attributes:
         target: the return to ask for, NaN for what the policy predicts.
         noise: deviation of what is added to the one action of a Box, in units where its bounds are -1 and 1.
         spaces: of the observations and of the actions that the policy learned from.
         action_space: of the environment, whose Boxes may be narrower.
     """
 
-    name = "exploring"
-
-    def __init__(
-        self,
-        decider: Decider,
-        target: float,
-        noise: float,
-        spaces: tuple[Space, Space],
-        action_space: Space,
-    ) -> None:
-        self._decider, self._target, self._noise = decider, target, noise
-        self.spaces, self._action_space = spaces, action_space
-        self._state: ActingState | None = None
+    decider: Decider
+    target: float
+    noise: float
+    spaces: tuple[Space, Space]
+    action_space: Space
+    name: str = "exploring"
+    state: ActingState | None = None
 
     def act(
         self,
@@ -70,24 +64,23 @@ class Exploring:
         generator: np.random.Generator,
         rewards: np.ndarray | None = None,
     ) -> Any:
-        """Actions [N, ...] nested as the action space."""
-        rows, policy = len(episode_starts), self._decider.policy
-        state = self._decider.initial_state(rows) if self._state is None else self._state
+        rows, policy = len(episode_starts), self.decider.policy
+        state = self.decider.initial_state(rows) if self.state is None else self.state
         leaves = {path: np.asarray(leaf) for path, leaf in leaf_values(self.spaces[0], observations).items()}
         noise = generator.random((rows, policy.head.draws))
-        targets = [self._target] * rows
+        targets = [self.target] * rows
         received = np.zeros(rows) if rewards is None else np.asarray(rewards)
         actions, state = act_on_arrays(
-            self._decider, self.spaces[1], leaves, state, episode_starts, received, targets, noise, overwrites=True
+            self.decider, self.spaces[1], leaves, state, episode_starts, received, targets, noise, overwrites=True
         )
-        if self._noise > 0:  # the state then remembers what was done, not what was decided
+        if self.noise > 0:  # the state then remembers what was done, not what was decided
             device = state.action.device
             for path, leaf in point_leaves(policy.head):
-                added = torch.as_tensor(self._noise * generator.standard_normal(actions[path].shape), device=device)
+                added = torch.as_tensor(self.noise * generator.standard_normal(actions[path].shape), device=device)
                 moved = leaf.disturbed(torch.as_tensor(actions[path], device=device), added)
                 actions[path] = moved.cpu().numpy().astype(actions[path].dtype)
             state = replace(state, action=action_token(policy, actions))
-        actions, self._state = executed(policy, actions, state, self._action_space)
+        actions, self.state = executed(policy, actions, state, self.action_space)
         return nest_leaves(self.spaces[1], actions)
 
 
@@ -123,13 +116,7 @@ def check_explores(head: ActionHead, settings: Settings, noise: float) -> None:
 def check_lengths(
     settings: Settings, longest_episode: int | None, spec: EnvSpec | None, env_kwargs: Mapping[str, Any] | None
 ) -> None:
-    """Raise ConfigError where ``whole_episodes`` may meet an episode of more than ``context_length`` steps.
-
-    Args:
-        longest_episode: steps after which an episode is an error; None where there is no such limit.
-        spec: of the environment, which may cut episodes.
-        env_kwargs: in which ``max_episode_steps`` takes the place of that of the spec; -1 is no limit.
-    """
+    """Raise ConfigError where ``whole_episodes`` may meet an episode of more than ``context_length`` steps."""
     cut = (env_kwargs or {}).get("max_episode_steps", None if spec is None else spec.max_episode_steps)
     longest = min((limit for limit in (longest_episode, cut) if limit not in (None, -1)), default=None)
     if settings.whole_episodes and (longest is None or longest > settings.context_length):
@@ -160,7 +147,6 @@ class OnlineLearner(OfflineAgent):
     """An offline agent that can go on learning from episodes it plays."""
 
     def _train(self, sampler: ContextSampler, turns: Iterable[Turn], callback: BaseCallback, log_interval: int) -> Self:
-        """Do the updates of these turns, of which ``sampler`` is the first one's."""
         raise NotImplementedError
 
     @strict
@@ -263,10 +249,9 @@ class OnlineLearner(OfflineAgent):
     def _play_round(
         self, envs: VectorEnv[Any, Any, Any], target: float, noise: float, longest: int | None
     ) -> Trajectories:
-        """Play one episode of every environment with sampled actions; process 0 plays them for all.
+        """Play one episode of every environment with sampled actions, seeded by the number of episodes before.
 
-        They depend on the seed of the run and the number of episodes before alone, and are data of the spaces of the
-        model, whatever bounds and types those of the environments have.
+        Process 0 plays them for all. They are data of the spaces of the model, not of those of the environments.
         """
         if not self.sharing.is_leader:
             return self.sharing.broadcast(cast(Trajectories, None))
@@ -284,7 +269,6 @@ class OnlineLearner(OfflineAgent):
         return self.sharing.broadcast(in_spaces(played, *spaces))
 
     def _choose_warmup(self, updates: int) -> None:
-        """Choose the warm-up where the settings leave it open and ``updates`` more are asked for."""
         if self.settings.warmup_steps is None and updates:
             steps = default_warmup(updates, self.settings.decay_steps)
             self.settings = replace(self.settings, warmup_steps=steps)

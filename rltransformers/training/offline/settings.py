@@ -53,8 +53,6 @@ class CriticOptions:
         polyak: share of the critics that their slow copies, which make the targets, take on in every update.
         actor_average: share of itself that the averaged policy keeps in every update, whose actions the targets value.
 
-    Raises:
-        ConfigError: for a value outside its range.
     """
 
     weight: Weight = 1.0
@@ -99,11 +97,7 @@ class PolicySettings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """The scalar settings of ``DecisionTransformer``, checked; a checkpoint holds them all.
-
-    Raises:
-        ConfigError: for a value outside its range.
-    """
+    """The scalar settings of ``DecisionTransformer``, checked; a checkpoint holds them all."""
 
     context_length: ContextLength = 20
     learning_rate: LearningRate = 1e-4
@@ -186,11 +180,7 @@ def backbone_config(
 
 
 def readout_choice(policy_kwargs: PolicySettings, settings: Settings) -> Choice | None:
-    """The readout of recorded actions for the head, or None.
-
-    Raises:
-        ConfigError: for an unknown readout, and for one beside a critic or a stochastic policy.
-    """
+    """The readout of recorded actions for the head, or None; ConfigError beside a critic or a stochastic policy."""
     readout = read_readout(policy_kwargs.get("readout"), "policy_kwargs.readout")
     if readout is not None and settings.critic is not None:
         raise ConfigError(

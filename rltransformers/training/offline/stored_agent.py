@@ -165,19 +165,13 @@ class StoredDecisionTransformer:
         self.verbose = verbose if leads else 0
 
     def _sampler_of(self, data: Trajectories) -> ContextSampler:
-        """Draw windows of training from data that the settings have shaped."""
         settings = self.settings
         return ContextSampler(
             data, settings.context_length, discount=settings.discount, whole_episodes=settings.whole_episodes
         )
 
     def _data_of(self, dataset: Any) -> Trajectories | None:
-        """Load the dataset to go on learning from; None for none.
-
-        Raises:
-            ConfigError: for other spaces than those of the model.
-            DataError: for what is no dataset, or an action outside the action space of the model.
-        """
+        """Load the dataset to go on learning from, in the spaces of the model; None for none."""
         if dataset is None:
             return None
         data = training_data(load_trajectories(dataset), self.settings)
@@ -216,8 +210,7 @@ class StoredDecisionTransformer:
         """Write the policy to a file that runs without this package: ``.pt2`` for torch, ``.onnx`` for ONNX runtimes.
 
         The file takes raw observations, rewards and target returns, and gives actions as the environment takes them,
-        and the other fields of ``PolicyOutput`` beside them. The policy itself stays as it is. Returns the path. It
-        takes up to a minute, of which a line tells where ``verbose`` is not 0.
+        and the other fields of ``PolicyOutput``. It takes up to a minute. Returns the path.
 
         Args:
             path: the ending says which kind of file.
@@ -234,12 +227,10 @@ class StoredDecisionTransformer:
 
     @strict
     def save(self, path: File) -> None:
-        """Write one checkpoint file with everything but the dataset; ".zip" is added to a name without extension.
-
-        The episodes that ``learn_online`` learns from are in it. Of several processes the first one writes it.
+        """Write one checkpoint file with everything but the dataset, episodes of ``learn_online`` included.
 
         Args:
-            path: a file that is open for bytes stays open.
+            path: ".zip" is added to a name without extension; a file that is open for bytes stays open.
         """
         if not self.sharing.is_leader:
             return
@@ -310,9 +301,8 @@ class StoredDecisionTransformer:
 
         Actions equal those of the published way to act, which computes the newest ``context_length`` steps anew for
         every decision, to the rounding of floats. In the acting mode "refresh", faster and the one that can be
-        exported, they do so for the first ``context_length`` steps of an episode; later ones look back less far.
-        Actions are the model's own: within [-1, 1], or any numbers if it was built without a tanh, whatever the bounds
-        of the environment.
+        exported, they do so for the first ``context_length`` steps of an episode. Actions are within [-1, 1], or any
+        numbers if the model was built without a tanh, whatever the bounds of the environment.
 
         Args:
             folder: with ``config.json`` and ``model.safetensors`` or ``pytorch_model.bin``.
@@ -366,8 +356,6 @@ class StoredDecisionTransformer:
         **overrides: Any,
     ) -> Self:
         """The saved model; with the dataset it was trained on, ``learn`` goes on as if it had never stopped.
-
-        So do the sampled actions of ``predict``; with another ``seed`` they follow from that.
 
         Args:
             path: file, with or without ``.zip``, or one that is open for bytes.

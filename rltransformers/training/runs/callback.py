@@ -25,21 +25,18 @@ DRAW_SECONDS = 10.0
 class RunCallback(BaseCallback):
     """Evaluates every ``every`` steps (0: never), keeps ``best.zip``, and writes ``last.zip`` about once a minute.
 
-    All of it happens between updates: online before a rollout starts, offline after a gradient step. ``save`` writes a
-    checkpoint to a path; ``evaluate`` returns the results that are logged and drawn, and leaves the run as it was;
-    ``report`` gets one line for people. The metrics of a step are logged before the checkpoint of that step is written,
-    its evaluation after it: ``RunFolder.cut`` relies on this order.
+    All of it happens between updates: online before a rollout starts, offline after a gradient step. The metrics of a
+    step are logged before the checkpoint of that step is written, its evaluation after it: ``RunFolder.cut`` relies on
+    this order. Of the processes of ``sharing`` the first one evaluates and writes, while the others wait; what depends
+    on more than the step, as signals and the time of day, they decide together. All call ``save``.
 
-    With ``restart_every`` (0: never), ``restart`` is called with the step at the start and whenever a multiple of that
-    many steps was passed; ``last.zip`` is written right before, and nowhere else.
-
-    ``evaluated`` gets the step and the results of every evaluation during training, behind all that is written for it;
-    what it raises ends the run.
-
-    The best checkpoint is the one of the highest mean return, over target returns the highest of them.
-
-    Of the processes of ``sharing`` the first one evaluates and writes, while the others wait; what depends on more than
-    the step, as signals and the time of day, they decide together. All call ``save``, which knows who writes.
+    Args:
+        evaluate: returns the results that are logged and drawn, and leaves the run as it was.
+        save: writes a checkpoint to a path.
+        report: gets one line for people.
+        restart: is called with the step at the start and behind every multiple of ``restart_every`` (0: never);
+            ``last.zip`` is then written right before, and nowhere else.
+        evaluated: gets the step and the results of every evaluation during training; what it raises ends the run.
     """
 
     def __init__(
@@ -91,7 +88,6 @@ class RunCallback(BaseCallback):
             self._between_updates()  # the run may have been stopped before the evaluation of its last step
 
     def _last_evaluation(self) -> int:
-        """The step of the last evaluation, 0 where there is none."""
         past = self.folder.read_evaluations() if self.sharing.is_leader else []
         return self.sharing.broadcast(past[-1][0] if past else 0)
 
@@ -138,10 +134,7 @@ class RunCallback(BaseCallback):
         return self.evaluate(last=True)
 
     def evaluate(self, last: bool = False) -> Sequence[EvaluationResult]:
-        """Save, evaluate, log and draw now; the ``last`` time the metrics of the last update are logged along.
-
-        Only the first process has results.
-        """
+        """Save, evaluate, log and draw now; the ``last`` time the metrics of the last update are logged along."""
         step = self.model.num_timesteps
         if last or not self.restart_every:
             self._save_last()
@@ -202,7 +195,7 @@ class RunCallback(BaseCallback):
 
 def score(results: Sequence[EvaluationResult]) -> float:
     """The number that ``best.zip`` maximizes: mean return, over target returns the highest."""
-    return max(float(np.mean(result.returns)) for result in results)
+    return max(result.mean for result in results)
 
 
 def one_line(result: EvaluationResult) -> str:

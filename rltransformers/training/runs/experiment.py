@@ -232,11 +232,7 @@ class OneOf:
 
 
 def read_search(value: Any, name: str) -> Span | OneOf:
-    """Search space of one setting in a config (or a flag): ``low..high``, ``low..high:log`` or a list of values.
-
-    Raises:
-        ConfigError: for anything else, and for a range that holds no numbers.
-    """
+    """Search space of one setting in a config (or a flag): ``low..high``, ``low..high:log`` or a list of values."""
     if isinstance(value, list | tuple):
         if len(value) < 2:
             raise ConfigError(f"{name} is a list of {len(value)}: give at least two values to choose from")
@@ -385,8 +381,7 @@ def read_experiment(source: Path | str, overrides: Sequence[tuple[str, str]] = (
     file.
 
     Raises:
-        ConfigError: unreadable file, unknown key (with the closest known one), wrong type, or values that cannot go
-            together.
+        ConfigError: for an unreadable file, an unknown key, a wrong type, or values that cannot go together.
     """
     try:
         text = Path(source).read_text()
@@ -396,11 +391,7 @@ def read_experiment(source: Path | str, overrides: Sequence[tuple[str, str]] = (
 
 
 def read_values(text: str, source: str, overrides: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
-    """The nested mapping in a YAML text, changed by ``overrides``; its keys and values are not looked at.
-
-    Raises:
-        ConfigError: for a text that is no mapping, and a dotted key that leads through something else than mappings.
-    """
+    """The nested mapping in a YAML text, changed by ``overrides``; its keys and values are not looked at."""
     values = parse_yaml(text, source)
     if not isinstance(values, dict):
         raise ConfigError(f"config {source} must be a mapping of keys, got {type(values).__name__}")
@@ -410,11 +401,7 @@ def read_values(text: str, source: str, overrides: Sequence[tuple[str, str]] = (
 
 
 def build_experiment(values: Mapping[str, Any], source: str = "config") -> ExperimentConfig:
-    """The config made of a nested mapping; ``source`` is named in errors.
-
-    Raises:
-        ConfigError: as ``read_experiment``.
-    """
+    """The config made of a nested mapping; ``source`` is named in errors."""
     given = deepcopy(dict(values))
     if isinstance(given.get("dataset"), str):
         given["dataset"] = {"id": given["dataset"]}
@@ -429,11 +416,7 @@ def build_experiment(values: Mapping[str, Any], source: str = "config") -> Exper
 
 
 def _check_plain(value: Any, place: str) -> None:
-    """Raise unless JSON has the like of everything in a config; YAML has dates, sets and bytes besides.
-
-    Raises:
-        ConfigError: with the dotted key.
-    """
+    """Raise ConfigError unless JSON has the like of everything in a config; YAML has dates, sets and bytes besides."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _check_plain(key, f"{place} has a key that")
@@ -447,10 +430,7 @@ def _check_plain(value: Any, place: str) -> None:
 
 
 def _build(kind: type, values: Mapping[str, Any], source: str, place: str) -> Any:
-    """A dataclass from a mapping, and those inside it from the mappings inside; ``place`` is its name with a dot.
-
-    The values themselves are checked by the dataclass.
-    """
+    """A dataclass from a mapping, and those inside it from the mappings inside; ``place`` is its name with a dot."""
     hints = get_type_hints(kind, include_extras=True)
     known = {each.name: each for each in fields(kind)}
     refuse_unknown(values, known, place, source)
@@ -470,11 +450,7 @@ def _build(kind: type, values: Mapping[str, Any], source: str, place: str) -> An
 
 
 def set_value(values: dict[str, Any], key: str, value: Any) -> None:
-    """Put ``value`` at the dotted ``key`` of nested mappings; a mapping that is missing or null is made.
-
-    Raises:
-        ConfigError: when something on the way is not a mapping.
-    """
+    """Put ``value`` at the dotted ``key`` of nested mappings; a mapping that is missing or null is made."""
     *outer, last = key.split(".")
     for depth, name in enumerate(outer):
         if values.get(name) is None:

@@ -44,10 +44,7 @@ class LookbackMeter:
 
 @contextmanager
 def lookback_of(backbone: Backbone) -> Iterator[LookbackMeter]:
-    """Collects the attention of every call and step of ``backbone`` inside the block; outputs do not change.
-
-    Steps that run as machine code do not come by here.
-    """
+    """Collect the attention of every call of ``backbone`` in the block but for steps that run as machine code."""
     meter = LookbackMeter()
     records: list[Record] = []
 

@@ -51,10 +51,7 @@ def plot_learning_curve(
 def plot_return_versus_target(path: Path, results: Sequence[EvaluationResult], title: str) -> None:
     """Achieved against commanded return of a Decision Transformer: mean, 95 % interval, episodes, and the diagonal.
 
-    The legend says how far they lie apart (``return_alignment``).
-
-    Raises:
-        ConfigError: when no result has a target return.
+    The legend says how far they lie apart; raises ConfigError when no result has a target return.
     """
     aimed = sorted((r for r in results if r.target_return is not None), key=lambda r: float(r.target_return or 0.0))
     if not aimed:
@@ -85,10 +82,7 @@ def plot_return_versus_target(path: Path, results: Sequence[EvaluationResult], t
 def plot_lookback(path: Path, attention: Sequence[ArrayLike], title: str) -> None:
     """How far back every head looks: ``attention`` holds mean weights [heads, look-back] of every layer.
 
-    Column d is for d tokens ago.
-
-    Raises:
-        ConfigError: when there is no layer, or one of another shape.
+    Column d is for d tokens ago; raises ConfigError when there is no layer, or one of another shape.
     """
     layers = [np.asarray(layer, dtype=np.float64) for layer in attention]
     shapes = [layer.shape for layer in layers]
@@ -116,12 +110,7 @@ def plot_lookback(path: Path, attention: Sequence[ArrayLike], title: str) -> Non
 
 
 def check_picture(path: Path) -> None:
-    """Raise unless a picture can be drawn and written to ``path``; what stands there is left alone.
-
-    Raises:
-        ConfigError: when ``path`` is a folder.
-        OSError: when its folder takes no file.
-    """
+    """Raise ConfigError or OSError unless a picture can be drawn and written to ``path``; leave it alone."""
     if os.path.isdir(path):
         raise ConfigError(f"{os.fspath(path)} is a folder, and a picture is to be written there: move it away")
     _canvas("")[0].savefig(io.BytesIO(), format="png")

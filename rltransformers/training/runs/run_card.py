@@ -12,12 +12,9 @@ METRICS = ("eval/mean_reward", "eval/mean_ep_length", "rollout/ep_rew_mean", "ro
 
 
 def write_run_card(logger: Logger, config: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> None:
-    """Write the config of a new run to TensorBoard, where the logger has it, and to nothing else.
-
-    The command line writes the config of the run, an agent with a logger of its own (``tensorboard_log``) its settings.
+    """Write the config of a new run to TensorBoard, where the logger has it: JSON values.
 
     Args:
-        config: JSON values, written as text.
         settings: JSON values of the table of hyperparameters; None takes the config.
     """
     formats = [each for each in logger.output_formats if isinstance(each, TensorBoardOutputFormat)]

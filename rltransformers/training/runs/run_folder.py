@@ -80,12 +80,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, root: str | os.PathLike[str], name: str) -> "RunFolder":
-        """A new folder ``root/name``, or ``root/name-2``, ``-3``, ... when that exists: no run overwrites another.
-
-        Raises:
-            ConfigError: when ``root`` cannot be a folder, because it or one above it is a file, and for a name that is
-                not one of a folder inside ``root``.
-        """
+        """A new folder ``root/name``, or ``root/name-2``, ``-3``, ... when that exists: no run overwrites another."""
         check_name(name)
         check_folder(root, "output").mkdir(parents=True, exist_ok=True)
         for each in numbered(name):
@@ -96,11 +91,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunFolder":
-        """The folder of an earlier run.
-
-        Raises:
-            ConfigError: when ``path`` is not one.
-        """
+        """The folder of an earlier run; ConfigError when ``path`` is not one."""
         check_run(path)
         return cls(path)
 
@@ -152,8 +143,7 @@ class RunFolder:
     def append_evaluation(self, step: int, results: Sequence[EvaluationResult]) -> None:
         """Add one evaluation; a line that a resumed run repeats replaces the old one.
 
-        What stands before it is not written again: a process that is killed here leaves a line without an end, which
-        reading leaves out and the next evaluation replaces.
+        A process that is killed here leaves a line without an end, which reading leaves out.
         """
         line = json.dumps({"step": step, "results": [result.to_dict() for result in results]})
         past = self.read_evaluations()
@@ -206,7 +196,6 @@ class RunFolder:
         return evaluations
 
     def write_final(self, results: Sequence[EvaluationResult]) -> None:
-        """Write the final evaluation as JSON."""
         write_results(self.evaluation, results)
 
     def plot(self, steps: str) -> None:
@@ -245,8 +234,8 @@ class _TensorBoard(TensorBoardOutputFormat):
 class MetricsCSV(KVWriter):
     """One row per log behind those that are there; a new metric adds a column at the end, ``step`` is the first.
 
-    The writer of Stable-Baselines3 empties an existing file, rewrites it in place for a new column, and orders columns
-    by chance. Here a killed process leaves whole rows and at most one torn last one, which ``cut`` removes.
+    The writer of Stable-Baselines3 empties an existing file and orders columns by chance. Here a killed process leaves
+    whole rows and at most one torn last one, which ``cut`` removes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -293,11 +282,7 @@ class MetricsCSV(KVWriter):
 
 
 def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and whole rows of a metrics file, each with its step.
-
-    Raises:
-        DataError: names the line that is damaged.
-    """
+    """Columns and whole rows of a metrics file, each with its step."""
     content = path.read_bytes()
     try:
         text = content[: content.rfind(b"\n") + 1].decode()
@@ -339,11 +324,9 @@ def _line(values: Iterable[str]) -> str:
 def cut_event_files(paths: Sequence[Path], step: int, evaluated: bool) -> None:
     """Keep the summaries up to ``step`` in TensorBoard files, those of one run in the order they were written.
 
-    They are rewritten, so that every reader sees the same: a marker of a restart (``purge_step``) would leave the taken
-    back events in the file, and readers differ in what they make of it.
-
     Those of its evaluation stay only where it is ``evaluated``: tags are written in alphabetical order, so they begin
-    with the first ``eval/``. A torn last record goes too, and a file that keeps nothing but its header.
+    with the first ``eval/``. A torn last record goes too, and a file that keeps nothing but its header. A marker of a
+    restart (``purge_step``) would not do: readers differ in what they make of it.
     """
     evaluating = False
     for path in paths:

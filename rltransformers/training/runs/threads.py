@@ -15,9 +15,6 @@ def use_threads(threads: int | None) -> str:
     """Give torch ``threads`` threads in this process, or ``OMP_NUM_THREADS``, or 1; returns the choice in words.
 
     Only the command line calls this. Agents leave torch as they find it: its threads belong to the whole program.
-
-    Raises:
-        ConfigError: for a number outside 1..1024, given or in ``OMP_NUM_THREADS``.
     """
     variable = os.environ.get(VARIABLE, "").strip()
     if threads is not None:
