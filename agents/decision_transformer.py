@@ -49,7 +49,7 @@ from rltransformers.training.interval_log import IntervalLog
 from rltransformers.training.offline.data import check_longest, statistics_of, summary_of, training_data
 from rltransformers.training.offline.episodes import evaluate_decisions, open_environments
 from rltransformers.training.offline.loss import decision_loss
-from rltransformers.training.offline.playing import OnlineLearner, Turn, log_replay
+from rltransformers.training.offline.playing import OnlineLearner, Turn
 from rltransformers.training.offline.settings import (
     BatchSize,
     ContextLength,
@@ -272,7 +272,9 @@ class DecisionTransformer(OnlineLearner):
                 log.add(metrics)
                 if logs:
                     if self._replay is not None:
-                        log_replay(self.logger, self._online, self._replay)
+                        self.logger.record("online/timesteps", self._online.timesteps)
+                        self.logger.record("online/episodes", self._online.episodes)
+                        self.logger.record("online/replay_return_mean", float(self._replay.data.returns.mean()))
                     self.sharing.log_traffic(self.logger.record)
                     log.write(self.num_timesteps, self._optimizer.param_groups[0]["lr"])
                 callback.update_locals(locals())
@@ -405,9 +407,7 @@ class DecisionTransformer(OnlineLearner):
         rows = len(next(iter(leaves.values())))
         if action_masks is not None or self.policy.masks:
             if not self.policy.masks and ACTION_MASK in leaves:
-                raise ConfigError(
-                    "policy_kwargs={'action_masks': False} has no masks of actions; leave action_masks out"
-                )
+                raise ConfigError("policy_kwargs={'action_masks': False} takes no masks; leave action_masks out")
             leaves[ACTION_MASK] = masks_of_step(leaves, action_masks, self.action_space)
         self._state_watch(state, episode_start)
         start = fit_starts(episode_start, rows, all_begin=state is None)

@@ -210,9 +210,8 @@ def _load_named(
     except ImportError as error:
         raise ConfigError(f"cannot import {module_name!r} of the behavior '{module_name}:{name}': {error}") from error
     if not hasattr(module, name):
-        raise ConfigError(
-            f"{module_name} has no {name!r}; {did_you_mean(name, [n for n in vars(module) if n[0] != '_'])}"
-        )
+        public = [each for each in vars(module) if each[0] != "_"]
+        raise ConfigError(f"{module_name} has no {name!r}; {did_you_mean(name, public)}")
     actor = getattr(module, name)
     if isinstance(actor, type):
         _check_called(actor, name, ("observation_space", "action_space"))
@@ -259,9 +258,7 @@ def mixture(parts: Sequence[tuple[float, Any]]) -> Mixture:
         raise ConfigError("a mixture needs at least one (weight, behavior) pair")
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ConfigError(
-                f"a mixture is made of (weight, behavior) pairs, such as (0.5, 'random'); got {shown(pair)}"
-            )
+            raise ConfigError(f"a mixture is made of (weight, behavior) pairs, as (0.5, 'random'); got {shown(pair)}")
         weight, behavior = pair
         if not (fits(weight, float) or isinstance(weight, np.floating | np.integer)) or not 0 < weight < np.inf:
             raise ConfigError(

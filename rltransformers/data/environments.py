@@ -66,9 +66,7 @@ def vector_source(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str
     check(mode, VectorMode | None, "vectorization_mode")
     is_id = isinstance(env, str | EnvSpec)
     if (env_kwargs and not (is_id or callable(env))) or (mode is not None and not is_id):
-        raise ConfigError(
-            "env_kwargs apply to ids and functions that make an environment, vectorization_mode to ids alone"
-        )
+        raise ConfigError("env_kwargs apply to ids and functions that make environments, vectorization_mode to ids")
     if isinstance(env, VecEnv | VectorEnv):
         return VectorSource(env), False
     if isinstance(env, gym.Env):
@@ -82,9 +80,7 @@ def vector_source(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str
         copies = iter([make_by(env, env_kwargs) for _ in range(count)])
         with construction(env, env_kwargs):
             return VectorSource(SyncVectorEnv([lambda: next(copies)] * count)), True
-    raise ConfigError(
-        f"cannot record in {type(env).__name__}; pass an id, a function, an environment or a vector of them"
-    )
+    raise ConfigError(f"cannot record in {type(env).__name__}; pass an id, a function, one environment or a vector")
 
 
 def _single_spec(spec: Any) -> Any:

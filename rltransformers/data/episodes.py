@@ -103,8 +103,7 @@ def _append_last(space: Space, observations: Any, following: Any, steps: int, wh
 
     try:
         last = leaf_values(space, following)
-        return nest_leaves(
-            space, {path: join(rows, last[path]) for path, rows in leaf_values(space, observations).items()}
-        )
+        joined = {path: join(rows, last[path]) for path, rows in leaf_values(space, observations).items()}
+        return nest_leaves(space, joined)
     except _MISFITS as error:
         raise DataError(f"{where} do not fit the observations ({one_line(error)})") from error

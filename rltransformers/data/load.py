@@ -21,7 +21,7 @@ from rltransformers.data.checks import check_actions, check_layout_of, check_tim
 from rltransformers.data.d4rl import d4rl_file, existing_d4rl_file, read_d4rl_file, read_d4rl_id, trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.folders import DESCRIPTION, cached
-from rltransformers.data.minari import is_local_minari, is_minari_dataset, minari_files, read_minari
+from rltransformers.data.minari import is_local_minari, minari_files, read_minari
 from rltransformers.data.ogbench import existing_ogbench_file, ogbench_file, read_ogbench
 from rltransformers.data.spaces import Options, prune_space
 from rltransformers.data.tables import is_dataset, is_table, read_table, table_files, trajectories_from_dataset
@@ -122,7 +122,7 @@ def _is_d4rl(dataset: Any) -> bool:
 def _is_minari(dataset: Any) -> bool:
     """Whether this is a data set of Minari or a text like its id; raises DataError for another text."""
     if not isinstance(dataset, str):
-        return is_minari_dataset(dataset)
+        return type(dataset).__name__ == "MinariDataset" and hasattr(dataset, "iterate_episodes")
     path = Path(dataset).expanduser()
     if path.exists() and not is_local_minari(dataset):
         raise DataError(
@@ -130,9 +130,7 @@ def _is_minari(dataset: Any) -> bool:
             f"data, Parquet files or datasets.save_to_disk"
         )
     if not path.exists() and re.search(r"-v\d+/?$", dataset) is None:
-        raise DataError(
-            f"there is no file or folder {path}; check the path (ids of Minari and D4RL end in -v0, -v1, ...)"
-        )
+        raise DataError(f"there is no file or folder {path}; check the path (ids of Minari and D4RL end in -v0, ...)")
     return True
 
 

@@ -1,7 +1,6 @@
 """Minari data sets as trajectories, and trajectories as Minari data sets, in the layout of its ``update_episodes``."""
 
 import importlib.metadata
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -25,16 +24,16 @@ EPISODES_AT_ONCE = 32
 """Episodes read while their file is open, for HDF5 keeps some 30 KB about each of them until the file closes."""
 
 
-def is_minari_dataset(dataset: object) -> bool:
-    """Whether this is a ``MinariDataset``."""
-    return type(dataset).__name__ == "MinariDataset" and hasattr(dataset, "iterate_episodes")
-
-
 def is_local_minari(dataset: str) -> bool:
     """Whether a text is the id or the folder of a Minari data set on this machine."""
+    return _holds_minari(Path(dataset).expanduser()) or _holds_minari(_folder(dataset))
+
+
+def _folder(dataset_id: str | None = None) -> Path:
+    """Where Minari keeps a data set, or all of them."""
     from minari.storage import get_dataset_path  # slow to import
 
-    return _holds_minari(Path(dataset).expanduser()) or _holds_minari(get_dataset_path(dataset))
+    return Path(get_dataset_path(dataset_id))
 
 
 def _holds_minari(folder: Path) -> bool:
@@ -51,18 +50,19 @@ def minari_files(dataset: Any) -> list[Any]:
 def open_minari(dataset: str) -> Any:
     """The ``MinariDataset`` of an id or folder on this machine, else DataError: nothing is ever downloaded."""
     import minari  # slow to import and needed for Minari data only
-    from minari.storage import get_dataset_path
 
-    folder = Path(dataset).expanduser()
+    folder, root = Path(dataset).expanduser(), _folder()
     if not _holds_minari(folder):
-        restore_minari(dataset)
-        folder = get_dataset_path(dataset)
+        folder = _folder(dataset)
+        if not folder.exists() and any(folder.parent.glob(f".{folder.name}.*.before")):
+            # The process that was replacing it was killed between two renames, or is replacing it right now.
+            with suppress(DataError), writing_minari(dataset):
+                pass
     if not _holds_minari(folder):
-        root = get_dataset_path()
         local = [str(path.parent.parent.relative_to(root)) for path in root.glob("**/data/metadata.json")]
         hint = f" On this machine: {did_you_mean(dataset, local)}" if local else ""
         raise DataError(
-            f"the Minari data set {dataset!r} is not in {get_dataset_path()}; with network access run "
+            f"the Minari data set {dataset!r} is not in {root}; with network access run "
             f"`minari download {dataset}`, or set MINARI_DATASETS_PATH.{hint}"
         )
     with damage(f"the Minari data set {dataset!r} in {folder} cannot be opened", "download or record it again"):
@@ -84,16 +84,14 @@ def read_minari(dataset: Any, options: Options) -> Trajectories:
         read_space = prune_space(stored_space, options.observation_leaves)
         for file in sorted(Path(dataset.storage.data_path).glob("*.hdf5")):
             check_file(file)
-        lengths = [
-            int(metadata["total_steps"])
-            for batch in _batches(indices)
-            for metadata in dataset.storage.get_episode_metadata(batch)
-        ]
+        batches = [indices[start : start + EPISODES_AT_ONCE] for start in range(0, len(indices), EPISODES_AT_ONCE)]
+        metadata = (each for batch in batches for each in dataset.storage.get_episode_metadata(batch))
+        lengths = [int(each["total_steps"]) for each in metadata]
     spaces = options.observation_space or read_space, options.action_space or dataset.action_space
     check_layout_of(spaces[0], read_space, "observation", name)
     check_layout_of(spaces[1], dataset.action_space, "action", name)
     writer = TrajectoryWriter(lengths, *spaces, name=name, allocate=options.allocate)
-    for index, length, episode in zip(indices, lengths, _episodes(dataset, indices, name), strict=True):
+    for index, length, episode in zip(indices, lengths, _episodes(dataset, batches, name), strict=True):
         if len(episode.rewards) != length:
             raise DataError(
                 f"{name}: episode {index} has {len(episode.rewards)} steps on reading, its metadata say {length}; "
@@ -108,21 +106,15 @@ def read_minari(dataset: Any, options: Options) -> Trajectories:
             time_limit=options.time_limit,
         )
     if sum(lengths) != total_steps:
-        raise DataError(
-            f"{name}: episodes hold {sum(lengths)} steps, the metadata say {total_steps}; write the set again"
-        )
+        raise DataError(f"{name}: episodes hold {sum(lengths)} steps, the metadata say {total_steps}; write it again")
     names = ("ref_min_score", "ref_max_score", "algorithm_name", "eval_env_spec")
     facts = {key: raw[key] for key in names if raw.get(key) is not None and raw[key] != env_spec}
-    metadata = {"format": "minari", "dataset_id": dataset.id, **facts}
-    return writer.finish(env_id=env_id, env_spec=env_spec, metadata=metadata)
+    facts |= {"format": "minari", "dataset_id": dataset.id}
+    return writer.finish(env_id=env_id, env_spec=env_spec, metadata=facts)
 
 
-def _batches(indices: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (indices[start : start + EPISODES_AT_ONCE] for start in range(0, len(indices), EPISODES_AT_ONCE))
-
-
-def _episodes(dataset: Any, indices: Sequence[int], name: str) -> Iterator[Any]:
-    for batch in _batches(indices):
+def _episodes(dataset: Any, batches: Sequence[Sequence[int]], name: str) -> Iterator[Any]:
+    for batch in batches:
         with _damage(name):
             yield from dataset.iterate_episodes(batch)
 
@@ -179,9 +171,8 @@ def _write(trajectories: Trajectories, dataset_id: str, overwrite: bool, facts: 
     from minari.dataset.minari_dataset import parse_dataset_id
     from minari.dataset.minari_storage import MinariStorage
     from minari.namespace import create_namespace, list_local_namespaces
-    from minari.storage import get_dataset_path
 
-    target = Path(get_dataset_path(dataset_id))
+    target = _folder(dataset_id)
     if (target / "data").exists() and not overwrite:
         raise DataError(
             f"the Minari data set {dataset_id!r} exists in {target}; raise its version or pass overwrite=True"
@@ -210,22 +201,10 @@ def _write(trajectories: Trajectories, dataset_id: str, overwrite: bool, facts: 
 @contextmanager
 def writing_minari(dataset_id: str) -> Iterator[None]:
     """Lock the data set against other writers (DataError where there is one), and delete half-written files."""
-    from minari.storage import get_dataset_path
-
-    lock = Path(get_dataset_path()) / f".{dataset_id.replace('/', '%')}.lock"
+    lock = _folder() / f".{dataset_id.replace('/', '%')}.lock"
     with file_lock(lock, f"the Minari data set {dataset_id!r}", DataError):
-        remove_left_overs(Path(get_dataset_path(dataset_id)))
+        remove_left_overs(_folder(dataset_id))
         yield
-
-
-def restore_minari(dataset_id: str) -> None:
-    """Give a data set its name back, where the process that was replacing it was killed between two renames."""
-    from minari.storage import get_dataset_path
-
-    target = Path(get_dataset_path(dataset_id))
-    if not target.exists() and any(target.parent.glob(f".{target.name}.*.before")):
-        with suppress(DataError), writing_minari(dataset_id):  # refused: it is being replaced right now
-            pass
 
 
 def check_dataset_id(dataset_id: str) -> None:
@@ -260,7 +239,7 @@ def _write_episodes(trajectories: Trajectories, path: Path) -> None:
     leaves = leaf_spaces(observation_space), leaf_spaces(action_space)
     with path.open("wb") as file:
         writer, groups = HDF5Writer(file), {}
-        for index, (start, end) in enumerate(itertools.pairwise(trajectories.offsets.tolist())):
+        for index, steps in enumerate(trajectories.lengths.tolist()):
             episode = trajectories.episode(index)
             arrays = {
                 "observations": _groups(nest_leaves(observation_space, _typed(episode.observations, leaves[0]))),
@@ -269,7 +248,7 @@ def _write_episodes(trajectories: Trajectories, path: Path) -> None:
                 "terminations": episode.terminations,
                 "truncations": episode.truncations,
             }
-            groups[f"episode_{index}"] = writer.tree(arrays, {"id": index, "total_steps": end - start})
+            groups[f"episode_{index}"] = writer.tree(arrays, {"id": index, "total_steps": steps})
         writer.finish(writer.group(groups))
 
 

@@ -307,9 +307,7 @@ class Trajectories:
             raise DataError("there is nothing to concatenate; pass at least one Trajectories")
         for part in listed:
             if not isinstance(part, Trajectories):
-                raise DataError(
-                    f"only Trajectories are concatenated, got {shown(part)}; load_trajectories makes them of a source"
-                )
+                raise DataError(f"only Trajectories are concatenated, got {shown(part)}; load_trajectories makes them")
         names = list(dict.fromkeys(part.name for part in listed))
         metadata: dict[str, Any] = {"format": "concatenated", "parts": names}
         (evaluated, *others) = (part.metadata.get("eval_env_spec") for part in listed)

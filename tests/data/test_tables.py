@@ -10,7 +10,7 @@ import pytest
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import Trajectories, load_trajectories
-from rltransformers.data.parquet_footer import stated_values
+from rltransformers.data.tables import stated_values
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
 
 pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")

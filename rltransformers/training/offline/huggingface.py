@@ -69,9 +69,7 @@ class Configuration:
                 f"{', '.join(ACTIVATIONS)}"
             )
         if self.layer_norm_epsilon != EPSILON:
-            raise ConfigError(
-                f"layer_norm_epsilon is {self.layer_norm_epsilon:g}, every LayerNorm here has {EPSILON:g}"
-            )
+            raise ConfigError(f"layer_norm_epsilon is {self.layer_norm_epsilon:g}, LayerNorms here have {EPSILON:g}")
         if self.add_cross_attention:
             raise ConfigError("add_cross_attention is set, and the Decision Transformer has nothing to attend to there")
 
@@ -129,9 +127,8 @@ def read_huggingface(
         backbone = configuration.backbone(context_length)
     except ConfigError as error:
         raise ConfigError(f"{place / CONFIG}: {error}") from error
-    weights = {
-        name: value for name, value in _weights(place).items() if name not in UNUSED and not name.endswith(CAUSAL_MASKS)
-    }
+    stored = _weights(place)
+    weights = {name: stored[name] for name in stored if name not in UNUSED and not name.endswith(CAUSAL_MASKS)}
     with contents_of(place, HUGGINGFACE_MODEL):
         check_stored_size(backbone, weights)
         weights = _translated(configuration, weights)
@@ -139,10 +136,8 @@ def read_huggingface(
     if (state_mean is None) != (state_std is None):
         raise ConfigError("give both state_mean and state_std, or neither; the model card lists them")
     if state_mean is not None:
-        mean, deviation = (
-            _statistic(configuration, name, values)
-            for name, values in (("state_mean", state_mean), ("state_std", state_std))
-        )
+        mean = _statistic(configuration, "state_mean", state_mean)
+        deviation = _statistic(configuration, "state_std", state_std)
         if not bool((deviation > 0).all()):
             raise ConfigError(
                 f"state_std must be above 0 everywhere, its smallest number is {float(deviation.min()):g}"

@@ -12,7 +12,6 @@ from annotated_types import Ge, Le
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 from tqdm.auto import tqdm
 
@@ -32,7 +31,6 @@ from rltransformers.policies.decider import ActingState, Decider
 from rltransformers.policies.returns import finite_targets
 from rltransformers.training.interval_log import IntervalLog
 from rltransformers.training.offline.agent import OfflineAgent
-from rltransformers.training.offline.data import OnlineCounts
 from rltransformers.training.offline.episodes import action_token, executed, open_environments
 from rltransformers.training.offline.settings import Settings, Updates
 from rltransformers.training.stepping import act_on_arrays
@@ -96,9 +94,7 @@ def point_leaves(head: ActionHead) -> list[tuple[str, ContinuousAction]]:
 def check_explores(head: ActionHead, settings: Settings, noise: float) -> None:
     """Raise ConfigError for a policy that cannot learn from episodes of its own."""
     if settings.mode == "bc":
-        raise ConfigError(
-            "mode 'bc' asks for no return, so it would imitate whatever it does; learn_online needs mode 'dt'"
-        )
+        raise ConfigError("mode 'bc' asks for no return, so it would imitate itself; learn_online needs mode 'dt'")
     paths = [path for path, _ in point_leaves(head)]
     if paths and noise == 0:
         place = f" {paths[0]!r}" if paths[0] else ""
@@ -126,13 +122,6 @@ def check_lengths(
             " after which an episode is an error, or leave whole_episodes out (of a saved model with"
             " load(..., whole_episodes=False))"
         )
-
-
-def log_replay(logger: Logger, online: OnlineCounts, replay: EpisodeReplay) -> None:
-    """Log how far learning online has come, and what the replay returns."""
-    logger.record("online/timesteps", online.timesteps)
-    logger.record("online/episodes", online.episodes)
-    logger.record("online/replay_return_mean", float(replay.data.returns.mean()))
 
 
 class Turn(NamedTuple):
@@ -228,15 +217,9 @@ class OnlineLearner(OfflineAgent):
                             online.timesteps += played.steps
                             online.episodes += len(played)
                             online.updates = updates_per_episode * len(played)
-                            means = {"return": played.returns.mean(), "length": played.lengths.mean()}
-                            log.add(
-                                {
-                                    f"online/{name}_mean": torch.tensor(
-                                        float(mean), dtype=torch.float32, device=self.device
-                                    )
-                                    for name, mean in means.items()
-                                }
-                            )
+                            for name, values in (("return", played.returns), ("length", played.lengths)):
+                                mean = torch.tensor(float(values.mean()), dtype=torch.float32, device=self.device)
+                                log.add({f"online/{name}_mean": mean})
                             bar.update(min(played.steps, bar.total - bar.n))
                             sampler = self._sampler_of(replay.data)
                         while online.updates:

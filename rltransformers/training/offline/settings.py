@@ -124,7 +124,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self._check_options()
         if self.decay_steps is not None and self.decay_steps <= (self.warmup_steps or 0):
             raise ConfigError(
                 f"decay_steps ({self.decay_steps}) must lie beyond warmup_steps ({self.warmup_steps}), or be None"
@@ -134,8 +133,6 @@ class Settings:
                 "mode 'bc' has no return-to-go, so delayed_reward and discount have no effect;"
                 " leave them at False and 1"
             )
-
-    def _check_options(self) -> None:
         if self.mode == "bc" and self.return_head is not None:
             raise ConfigError("mode 'bc' has no returns that return_head could predict; leave return_head out")
         if self.return_head is None and self.expectile != Settings.expectile:

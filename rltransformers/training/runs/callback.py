@@ -100,9 +100,12 @@ class RunCallback(BaseCallback):
         return True
 
     def _between_updates(self) -> None:
-        step = self.model.num_timesteps
-        if self.restart_every:
-            self._begin_episodes(step)
+        step, last = self.model.num_timesteps, self._restarted_at
+        if self.restart_every and (last is None or step // self.restart_every > last // self.restart_every):
+            self._restarted_at = step
+            self._save_last()  # before, so that the run that goes on from it makes the same restart
+            assert self._restart is not None
+            self._restart(step)
         patience = max(SAVE_SECONDS, self._save_took / SAVE_SHARE)
         late = self.sharing.is_leader and time.monotonic() - self._saved_at > patience
         signum, due = self.sharing.max(self._signal or 0, late)
@@ -116,22 +119,14 @@ class RunCallback(BaseCallback):
         elif not self.restart_every and due:
             self._save_last()
 
-    def _begin_episodes(self, step: int) -> None:
-        last = self._restarted_at
-        if last is None or step // self.restart_every > last // self.restart_every:
-            self._restarted_at = step
-            self._save_last()  # before, so that the run that goes on from it makes the same restart
-            assert self._restart is not None
-            self._restart(step)
-
     def finish(self) -> Sequence[EvaluationResult]:
         """The evaluation of the finished run: a new one, unless the last update was evaluated already."""
-        if self._last_evaluation() == self.model.num_timesteps:
-            past = self.folder.read_evaluations() if self.sharing.is_leader else []
-            if self.sharing.is_leader:
-                self._draw(last=True)
-            return past[-1][1] if past else []
-        return self.evaluate(last=True)
+        if self._last_evaluation() != self.model.num_timesteps:
+            return self.evaluate(last=True)
+        if not self.sharing.is_leader:
+            return []
+        self._draw(last=True)
+        return self.folder.read_evaluations()[-1][1]
 
     def evaluate(self, last: bool = False) -> Sequence[EvaluationResult]:
         """Save, evaluate, log and draw now; the ``last`` time the metrics of the last update are logged along."""

@@ -350,13 +350,9 @@ class ExperimentConfig:
                 f"train.restart_every ({self.train.restart_every:,}) must be below train.total_timesteps "
                 f"({self.train.total_timesteps:,}): there would be no restart, and no checkpoint before the end"
             )
-        lengths = {
-            name: steps
-            for name in ("total_timesteps", "gradient_steps")
-            if (steps := getattr(self.train, name)) is not None
-        }
+        lengths = [name for name in ("total_timesteps", "gradient_steps") if getattr(self.train, name) is not None]
         needed = "gradient_steps" if offline else "total_timesteps"
-        if list(lengths) != [needed]:
+        if lengths != [needed]:
             raise ConfigError(f"agent {self.agent} takes train.{needed}, got {', '.join(lengths) or 'nothing'}")
 
     @property

@@ -35,9 +35,7 @@ class LookbackMeter:
             ConfigError: when no layer has attention weights.
         """
         if not self._sums:
-            raise ConfigError(
-                "this backbone has no attention weights to draw: its mixer works without them; choose mixer softmax"
-            )
+            raise ConfigError("the mixer of this backbone has no attention weights to draw; choose mixer softmax")
         length = max(mass.shape[1] for mass in self._sums.values())
         return [(_pad(mass, length) / self._calls).numpy() for mass in self._sums.values()]
 

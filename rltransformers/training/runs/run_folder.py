@@ -304,9 +304,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def _damaged(path: Path, line: int, fault: str) -> DataError:
-    return DataError(
-        f"{path}, line {line} is damaged ({fault}); mend the line, or move the file away and begin a new one"
-    )
+    return DataError(f"{path}, line {line} is damaged ({fault}); mend it, or move the file away to begin a new one")
 
 
 def _write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:
