@@ -124,13 +124,8 @@ class DecisionTransformer(OnlineLearner):
             backbone's memory is below ``context_length`` - 1, else "refresh".
         acting: "compiled" takes steps of acting as machine code, made once per kind of model and machine (about half a
             minute) and kept in the user's cache folder; "eager" as PyTorch operations. Both compute the same.
-        policy_kwargs: {"backbone": {...}} as for ``BackboneConfig.from_dict``, by default the preset
-            "decision_transformer". "tokens_per_step" is set here; "memory" (in steps) defaults to context_length - 1.
-            {"readout": ...}: what the head adds of recorded actions, "knn" (discrete actions), "spalm" or {"name": ...,
-            option: ...}; see ``build_datastore``. {"observation": {"encoder": ...}}: what encodes a set or sequence
-            inside the observation, which layers look at with the backbone's ``topology: encoder_decoder``; {"leaves":
-            {path: name}}: the encoder of a leaf, see ``GTrXLPolicy``. {"action_masks": False} reads the leaf
-            "action_mask" of the observation as any other; otherwise it says which actions can be predicted and taken.
+        policy_kwargs: see ``PolicySettings``. Of the backbone "tokens_per_step" is set here, and "memory" (in steps)
+            defaults to context_length - 1.
         tensorboard_log: folder for TensorBoard; the x axis counts updates.
         verbose: 1 also prints what is logged.
         seed: same seed, same run; None draws one.

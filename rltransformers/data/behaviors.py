@@ -90,9 +90,6 @@ def register_behavior(kind: str, loader: BehaviorLoader) -> None:
     _LOADERS[kind] = loader
 
 
-# Random, named ------------------------------------------------------------
-
-
 @dataclass
 class Random:
     """Independent uniform actions; unbounded components of a Box are standard normal."""
@@ -148,12 +145,9 @@ def as_behavior(
     *,
     deterministic: bool = False,
 ) -> Behavior:
-    """A behavior from whatever can act: the ``behavior`` of ``record``, but for mixtures.
+    """A behavior from whatever can act: the ``behavior`` of ``record``, but for mixtures; ConfigError for the rest.
 
     A model of Stable-Baselines3 brings the statistics of its ``VecNormalize``; a policy alone has none.
-
-    Raises:
-        ConfigError: for anything else, a function of other arguments, and a model of another action space.
     """
     if isinstance(behavior, str):
         return load_behavior(behavior, observation_space, action_space, deterministic=deterministic)
@@ -222,9 +216,6 @@ def _load_named(
     return behavior
 
 
-# Mixtures ------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Mixture:
     """Behaviors with their shares of a data set; ``record`` gives each its exact share of steps or episodes."""
@@ -266,9 +257,6 @@ def mixture(parts: Sequence[tuple[float, Any]]) -> Mixture:
                 "instead"
             )
     return Mixture(tuple((float(weight), behavior) for weight, behavior in pairs))
-
-
-# Stable-Baselines3 ------------------------------------------------------------
 
 
 @dataclass
@@ -327,7 +315,7 @@ def _load_sb3(argument: str, observation_space: Space, action_space: Space, dete
         raise DataError(f"there is no policy file {zip_path}")
     module, class_name = SB3_ALGORITHMS[algorithm]
     algorithm_class = getattr(importlib.import_module(module), class_name)
-    replaced = {
+    replaced: dict[str, Any] = {
         "observation_space": observation_space,
         "action_space": action_space,
         "learning_rate": 0.0,

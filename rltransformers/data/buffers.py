@@ -38,14 +38,9 @@ def trajectories_from_buffer(buffer: Any, options: Options, name: str | None = N
     environment got them, last observations are unknown, and the reward before a time limit holds the value that the
     algorithm added there; behind ``VecNormalize`` their observations and rewards are the normalized ones.
 
-    Args:
-        options: ``time_limit`` is needed where the buffer does not tell whether an episode was terminated or truncated:
-            rollout buffers, and replay buffers with ``handle_timeout_termination=False``. Any number beyond the longest
-            episode says that none was truncated.
-        name: where the options have none.
-
-    Raises:
-        DataError: for an empty buffer, one without a beginning of an episode, and where ``time_limit`` is missing.
+    The option ``time_limit`` is needed where the buffer does not tell whether an episode was terminated or truncated:
+    rollout buffers, and replay buffers with ``handle_timeout_termination=False``. Any number beyond the longest episode
+    says that none was truncated.
     """
     module = sys.modules[BUFFERS]
     name = options.name or name or type(buffer).__name__

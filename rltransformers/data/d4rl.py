@@ -1,6 +1,5 @@
-"""D4RL files and dictionaries as trajectories, and the reference scores of D4RL, without the d4rl package.
+"""D4RL files and dictionaries as trajectories, and reference scores (Fu et al., arXiv 2004.07219), without d4rl.
 
-Format and scores: Fu et al., "D4RL: Datasets for Deep Data-Driven Reinforcement Learning", arXiv 2004.07219.
 Axis letters: N rows of the flat arrays, E episodes.
 """
 
@@ -223,10 +222,6 @@ def trajectories_from_d4rl(
     Args:
         name: where the options have none.
         source: the format that the arrays were stored in, kept in the metadata.
-
-    Raises:
-        DataError: for missing, doubled or unknown keys (see ``key_names``), arrays of different lengths, no rows, and
-            what are no flags or numbers.
     """
     name, time_limit = options.name or name, options.time_limit
     arrays = pick_leaves(arrays, options.observation_leaves)

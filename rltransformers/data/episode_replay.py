@@ -16,8 +16,6 @@ from rltransformers.data.trajectories import Trajectories, join_trajectories
 class EpisodeReplay:
     """At most ``capacity`` episodes; the oldest make room for new ones (Zheng et al. 2022, arXiv 2202.05607).
 
-    Returns-to-go are those that the rewards add up to, whatever was asked for while an episode was played.
-
     Args:
         data: what there is at first; of more than ``capacity`` episodes those of highest return stay. They count as
             older the less they return.

@@ -20,12 +20,7 @@ _MISFITS = (ValueError, KeyError, IndexError, TypeError)
 def trajectories_from_episodes(
     episodes: Iterable[Mapping[str, Any]], options: Options, name: str = "episodes", source: str = "episodes"
 ) -> Trajectories:
-    """Read episode dicts; keys as in ``load_trajectories``. An end without a flag counts as truncated.
-
-    Args:
-        name: where the options have none.
-        source: the format that the episodes were stored in, kept in the metadata.
-    """
+    """Read episode dicts; keys as in ``load_trajectories``. An end without a flag counts as truncated."""
     name, leaves = options.name or name, options.observation_leaves
     listed = [_arrays(pick_leaves(episode, leaves), index, name) for index, episode in enumerate(episodes)]
     if not listed:

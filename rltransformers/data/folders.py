@@ -114,9 +114,6 @@ def _checksum(file: Path) -> int:
     return checksum
 
 
-# Caches ------------------------------------------------------------
-
-
 def cached(
     read: Callable[[Options], Trajectories], cache: str | os.PathLike[str], source: list[Any], options: Options
 ) -> Trajectories:
@@ -124,9 +121,6 @@ def cached(
 
     Args:
         source: its files, of which another size or time of change makes another copy, and what else identifies it.
-
-    Raises:
-        ConfigError: for a cache that is no folder.
     """
     folder = check_folder(cache, "cache")
     paths = [part for part in source if isinstance(part, Path)]

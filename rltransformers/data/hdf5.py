@@ -32,13 +32,7 @@ ALWAYS_READ = 64 * 2**20
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
-    """Raise unless everything that the HDF5 file holds lies in it, in sizes that its bytes can stand for.
-
-    Raises:
-        DataError: names the object that links to another file or name, has its values in other files, or states far
-            more numbers than are stored.
-        OSError: for files that cannot be read.
-    """
+    """Raise DataError unless all that an HDF5 file holds lies in it, in sizes that its bytes can stand for."""
     import h5py  # slow to import
     from h5py import h5d, h5l, h5o
 

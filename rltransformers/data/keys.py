@@ -46,9 +46,7 @@ def check_leaves(leaves: Sequence[str], known: Mapping[str, Any]) -> None:
 def key_names(arrays: Mapping[Any, Any], where: str) -> dict[str, str]:
     """Our name → the name in ``arrays``, for the arrays that are there; ``where`` opens the messages.
 
-    Raises:
-        DataError: for two names of the same array; for ``dones``, which do not tell terminated from truncated; for any
-            other key, because a misspelt flag that is dropped makes every episode end differently.
+    Other keys are refused: a misspelt flag that is dropped makes every episode end differently.
     """
     ours = {name: standard for standard, names in NAMES.items() for name in names}
     names_of: dict[str, str] = {}

@@ -24,11 +24,7 @@ _NO_TASK = re.compile(r"(?P<env>.+)-(navigate|stitch|explore|play|noisy)-(?P<ver
 
 
 def ogbench_file(name: str) -> Path | None:
-    """The file of an OGBench id with a task ("cube-single-play-singletask-task2-v0"), there or not; None for other ids.
-
-    Raises:
-        DataError: for an OGBench id without a task, whose data have no rewards.
-    """
+    """The file of an OGBench id with a task ("cube-single-play-singletask-task2-v0"), there or not; None for others."""
     if not name.startswith(OGBENCH):
         return None
     if (match := _TASK.fullmatch(name)) is not None:

@@ -127,9 +127,6 @@ class SegmentReplay:
         context: C, rows before a segment that are drawn with it.
         n_step: rows behind a segment that are drawn with it, at least 1.
         observation_space: as environments give it, or its leaves by path; integers keep their type (images stay bytes).
-
-    Raises:
-        ConfigError: when the capacity holds no segment with its context.
     """
 
     def __init__(

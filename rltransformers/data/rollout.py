@@ -50,7 +50,7 @@ class Segment:
 
     def rows(self, index: Tensor) -> "Segment":
         """The segments of the chosen environments."""
-        leaves = {
+        leaves: dict[str, Any] = {
             kind: {path: leaf[index] for path, leaf in getattr(self, kind).items()}
             for kind in ("observations", "actions")
         }

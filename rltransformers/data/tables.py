@@ -1,8 +1,6 @@
-"""Tables of episodes or steps as trajectories: Parquet and Arrow files, and data sets of Hugging Face ``datasets``.
+"""Tables as trajectories: Parquet and Arrow files, and data sets of Hugging Face ``datasets``.
 
-A table whose rewards are lists has one episode per row, as the data sets for Hugging Face's Decision Transformer have
-(observations, actions, rewards, dones); one whose rewards are numbers has one step per row, as D4RL's flat arrays.
-Axis letters: T steps of one episode, N rows of a table with one step per row.
+A table whose rewards are lists has one episode per row, one whose rewards are numbers has one step per row.
 """
 
 import io
@@ -91,19 +89,11 @@ def trajectories_from_dataset(dataset: Any, options: Options) -> Trajectories:
 
 
 def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Options, name: str) -> Trajectories:
-    """Trajectories of record batches of pyarrow.
+    """Trajectories of record batches of pyarrow, which ``batches`` gives from the first one on.
 
     Columns go by the names of ``keys.NAMES``. Nested leaves are structs, or columns called "observations/camera".
     Where a row is an episode, ``dones`` (the layout for Hugging Face's Decision Transformer) is read like D4RL's
     terminals: an episode without a True was truncated; ``time_limit`` corrects exporters that mark cut episodes too.
-
-    Args:
-        batches: gives the record batches from the first one on.
-        name: where the options have none.
-
-    Raises:
-        DataError: for missing, doubled or unknown columns, missing entries, and steps of different sizes.
-        ConfigError: for ``split_on_discontinuity`` where rows are episodes.
     """
     name = options.name or name
     nonempty = [batch for batch in batches() if batch.num_rows]

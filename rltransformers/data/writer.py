@@ -20,10 +20,6 @@ class TrajectoryWriter:
     Args:
         lengths: steps of each episode [E].
         allocate: decides where the arrays live, by default in memory.
-
-    Raises:
-        ConfigError: for spaces that are not supported.
-        DataError: for arrays that do not fit into memory.
     """
 
     def __init__(
@@ -204,9 +200,8 @@ def _write_last(target: Array, lasts: npt.NDArray[np.int64], chunk: slice, rows:
 def fit_leaf(space: Space, rows: Array, first: int = 0) -> Array:
     """Convert rows [R, ...] to the stored type of the leaf; drop a surplus axis of size 1, change no value.
 
-    Raises:
-        DataError: for another shape, fractions in place of integers, and a number beyond the stored type; ``first`` is
-            the number of the first row in the message.
+    Raises DataError for another shape, fractions in place of integers, and a number beyond the stored type; ``first``
+    is the number of the first row in the message.
     """
     shape, dtype = space.shape or (), stored_dtype(space)
     if rows.ndim == len(shape) + 2 and rows.shape[-1] == 1 and rows.shape[1:-1] == shape:

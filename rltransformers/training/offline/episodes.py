@@ -51,10 +51,6 @@ def evaluate_decisions(
         deterministic: False samples actions, from the generator of each episode.
         longest: steps after which an episode that goes on is an error.
         name: of the environment, for messages.
-        progress: show a bar of the episodes.
-
-    Raises:
-        DataError: for what the environment may not return, an exception of it (chained), and an endless episode.
     """
     warn_of_statistics(envs)
     env, policy, waiting = GymnasiumVecEnv(envs, raw=True), decider.policy, deque(episodes)
@@ -142,9 +138,8 @@ def open_environments(
 ) -> Iterator[tuple[VectorEnv[Any, Any, Any], EnvSpec | None]]:
     """The environments of a caller, or new ones of an id or a function that are closed at the end; their spec.
 
-    Raises:
-        ConfigError: for a vector environment that restarts episodes by itself or comes with keywords or wrappers, and
-            for other spaces than ``spaces``, those of the data.
+    Raises ConfigError for a vector environment that restarts episodes by itself or comes with keywords or wrappers, and
+    for other spaces than ``spaces``, those of the data.
     """
     if not isinstance(env, VectorEnv):
         num_envs = 1 if isinstance(env, gym.Env) else num_envs

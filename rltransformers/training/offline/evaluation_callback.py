@@ -17,9 +17,8 @@ class EvaluationCallback(EventCallback):
     """The ``EvalCallback`` of this package: evaluates, logs, keeps the best and every result.
 
     The log gets ``eval/mean_reward``, ``eval/mean_ep_length``, where episodes say so ``eval/success_rate``, and
-    ``time/total_timesteps`` (updates), so that Decision Transformers, behavior cloning and online agents share their
-    cards. Of several target returns these are of the one with the highest mean; each has ``eval/mean_reward_target_R``
-    beside it.
+    ``time/total_timesteps`` (updates). Of several target returns these are of the one with the highest mean; each has
+    ``eval/mean_reward_target_R`` beside it.
 
     Args:
         env: what ``DecisionTransformer.evaluate`` takes.
@@ -91,8 +90,8 @@ class EvaluationCallback(EventCallback):
     def evaluate(self) -> bool:
         """Evaluate, log, save and call the other callbacks now; False where one of them ends training."""
         model: Any = self.model
-        found: list[EvaluationResult] = model.evaluate(self.env, self.target_returns, **self.options)
-        best = max(found, key=lambda result: result.mean)
+        results: list[EvaluationResult] = model.evaluate(self.env, self.target_returns, **self.options)
+        best = max(results, key=lambda result: result.mean)
         step = model.num_timesteps
         self.results.append((step, best))
         self.last_mean_reward = best.mean
@@ -100,8 +99,8 @@ class EvaluationCallback(EventCallback):
         self.logger.record("eval/mean_ep_length", float(np.mean(best.lengths)))
         if best.success_rate is not None:
             self.logger.record("eval/success_rate", best.success_rate)
-        if len(found) > 1:
-            for result in found:
+        if len(results) > 1:
+            for result in results:
                 self.logger.record(f"eval/mean_reward_target_{result.target_return:g}", result.mean)
         self.logger.record("time/total_timesteps", step, exclude="tensorboard")
         self.logger.dump(step)

@@ -109,16 +109,7 @@ class PublishedModel:
 def read_huggingface(
     folder: str | os.PathLike[str], context_length: int, state_mean: Any = None, state_std: Any = None
 ) -> PublishedModel:
-    """Read the model in a folder, in float32.
-
-    Args:
-        state_mean, state_std: of the observations, as a model card states them; None for none.
-
-    Raises:
-        CheckpointError: a file is missing, damaged or of another model, or weights do not fit the configuration.
-        ConfigError: the configuration asks for what there is not here, or the statistics do not fit it.
-        MissingExtraError: ``model.safetensors`` without the package safetensors.
-    """
+    """Read the model in a folder, in float32; arguments and errors are those of ``from_huggingface``."""
     place = Path(folder).expanduser()
     if not place.is_dir():
         raise CheckpointError(f"there is no folder {place}; pass one that save_pretrained wrote or the Hub holds")

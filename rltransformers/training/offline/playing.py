@@ -159,12 +159,10 @@ class OnlineLearner(OfflineAgent):
     ) -> Self:
         """Play whole episodes and learn from them, until ``timesteps`` more steps of the environment were taken.
 
-        Updates that an earlier call still owes the episodes it played come first.
-
         Online Decision Transformer (Zheng et al. 2022, arXiv 2202.05607): every episode, played with sampled actions
         under a return beyond those of the data, goes into a replay that begins with the best episodes of the dataset;
         then come updates on windows of the replay, whose returns are what the episodes really returned. The replay is
-        saved with the model, which goes on as if it had not stopped, with or without its dataset.
+        saved with the model, which goes on as if it had not stopped; updates left from an earlier call come first.
 
         Args:
             env: as for ``evaluate``.
@@ -176,13 +174,11 @@ class OnlineLearner(OfflineAgent):
             updates_per_episode: updates after every episode.
             num_envs: episodes that are played at the same time.
             longest_episode: as for ``evaluate``.
-            callback: Stable-Baselines3 callback(s), called after every update; returning False stops.
-            log_interval: updates between two lines of the log.
+            callback, log_interval: as for ``learn``.
 
         Raises:
-            ConfigError: when the model has neither dataset nor replay, has no actions to try out (a Box needs
-                ``stochastic=True`` or ``exploration_noise``), is behavior cloning, trains on ``whole_episodes``
-                shorter than the environment may play, or the environment has other spaces.
+            ConfigError: when the model has neither dataset nor replay, has no actions to try out, is behavior cloning,
+                or trains on ``whole_episodes`` shorter than the environment may play; for other spaces.
             DataError: for what the environment may not return, or a loss that is no longer finite.
         """
         settings = self.settings

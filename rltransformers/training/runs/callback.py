@@ -70,15 +70,13 @@ class RunCallback(BaseCallback):
         """End the run with ``Stopped`` where it can go on from ``last.zip`` as if it had not stopped.
 
         During an evaluation that is now, for the checkpoint was written before it; else after the running update. A
-        second call ends it now, unless there are other processes, which get every signal twice: from the terminal and
-        from ``torchrun``, which kills them after half a minute.
+        second call ends it now, unless there are other processes: ``torchrun`` repeats every signal of the terminal.
         """
         if self._evaluating or (self._signal is not None and self.sharing.is_single):
             raise Stopped(signum)
-        again, self._signal = self._signal is not None, signum
-        if again:
-            return
-        self._report("stopping after the running update; a second signal ends at once")
+        first, self._signal = self._signal is None, signum
+        if first:
+            self._report("stopping after the running update; a second signal ends at once")
 
     def _on_training_start(self) -> None:
         self._evaluated_at, self._best = self._last_evaluation(), None

@@ -315,8 +315,8 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "output", os.path.expanduser(self.output))
-        self._check_length()
         offline = self.agent is AgentName.DECISION_TRANSFORMER
+        self._check_length(offline)
         if offline and self.dataset is None:
             raise ConfigError("agent decision_transformer learns from data: set dataset.id or dataset.collect")
         if self.dataset is not None and (self.dataset.id is None) == (self.dataset.collect is None):
@@ -338,8 +338,7 @@ class ExperimentConfig:
                 "agent recurrent_ppo has an LSTM instead of a backbone: leave backbone out (--backbone null)"
             )
 
-    def _check_length(self) -> None:
-        offline = self.agent is AgentName.DECISION_TRANSFORMER
+    def _check_length(self, offline: bool) -> None:
         if self.train.restart_every is not None and self.agent not in RESTARTING:
             raise ConfigError(
                 f"train.restart_every is for agents {', '.join(RESTARTING)}: leave it out; agent {self.agent} "

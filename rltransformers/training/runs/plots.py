@@ -25,8 +25,7 @@ def plot_learning_curve(
 ) -> None:
     """Mean evaluation return against training steps, with the 95 % bootstrap interval of the mean over episodes.
 
-    ``evaluations`` are (step, results) pairs; a run with several target returns gets one line per target. ``steps``
-    names the x-axis: environment steps online, gradient steps offline.
+    A run with several target returns gets one line per target; ``steps`` names the x-axis.
     """
     figure, axes = _canvas(title)
     for target in dict.fromkeys(result.target_return for _, results in evaluations for result in results):

@@ -163,11 +163,7 @@ class RunFolder:
                 temporary.write_text("".join(f"{line}\n" for line in lines))
 
     def read_evaluations(self) -> list[Evaluation]:
-        """(step, results) of every evaluation so far, in order.
-
-        Raises:
-            DataError: for a damaged line, unless it is the last one and was never finished.
-        """
+        """(step, results) of every evaluation so far, in order; an unfinished last line is left out."""
         stamp = _stamp(self.evaluations)
         if self._known is None or self._known.stamp != stamp:
             evaluations = [(step, results) for step, results, _ in self._evaluations()]
