@@ -32,9 +32,9 @@ def backbone_of(neighbors: int, memory: int, **values: Any) -> Backbone:
 @pytest.mark.parametrize("neighbors", [1, 2, 3, 4])
 def test_spans_are_those_of_the_published_walk_and_tile_the_past(neighbors: int) -> None:
     slots, _ = slots_in_reach(neighbors, 4 * LONGEST)
-    found = spans(torch.arange(LONGEST)[None], neighbors, slots)
+    listed = spans(torch.arange(LONGEST)[None], neighbors, slots)
     for i in range(LONGEST):
-        level, first, last = (each[0, i][found.first[0, i] >= 0] for each in (found.level, found.first, found.last))
+        level, first, last = (each[0, i][listed[1][0, i] >= 0] for each in listed)
         nodes = list(zip(level.tolist(), (first // 2**level).tolist(), strict=True))
         assert nodes == pointer_walk(i, neighbors)
         assert torch.equal(last - first + 1, 2**level)
@@ -48,11 +48,11 @@ def test_every_slot_and_level_of_a_tree_is_seen_by_some_token_and_no_other_one_i
     for horizon in range(40):
         slots, levels = slots_in_reach(neighbors, horizon)
         assert len(slots) < 11
-        seen = spans(p, neighbors, (neighbors,) * 11)
-        visible = (seen.first >= 0) & (p[..., None] - seen.first <= horizon)
+        level, first, _ = spans(p, neighbors, (neighbors,) * 11)
+        visible = (first >= 0) & (p[..., None] - first <= horizon)
         by_slot = visible[0].any(0).unflatten(0, (11, neighbors))
         assert [int(each) for each in by_slot.sum(1) if each] == [count for count in slots if count]
-        assert int(torch.where(visible, seen.level, 0).max()) == levels
+        assert int(torch.where(visible, level, 0).max()) == levels
 
 
 def test_with_as_many_neighbors_as_tokens_there_are_no_nodes() -> None:

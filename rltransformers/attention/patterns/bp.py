@@ -27,25 +27,15 @@ class Options:
     neighbors: Size = 4
 
 
-@dataclass(frozen=True)
-class Spans:
-    """Keys of tokens besides themselves, nearest first: leaves and nodes that tile their past.
+def spans(
+    p: Int[Tensor, "B T"], neighbors: int, slots: tuple[int, ...]
+) -> tuple[Int[Tensor, "B T N"], Int[Tensor, "B T N"], Int[Tensor, "B T N"]]:
+    """Leaves and nodes that tokens at ``p`` see besides themselves: level (0: a leaf), first and last position.
 
-    Attributes:
-        level: of the node; 0 for a leaf.
-        first, last: positions of its first and last leaf; the first is negative where there is no such node.
-    """
-
-    level: Int[Tensor, "B T N"]
-    first: Int[Tensor, "B T N"]
-    last: Int[Tensor, "B T N"]
-
-
-def spans(p: Int[Tensor, "B T"], neighbors: int, slots: tuple[int, ...]) -> Spans:
-    """The spans of tokens at ``p``: a walk to the left, one level up after every ``neighbors`` nodes.
-
-    Where the walk goes up between two siblings, the parent would cover the right one, which was taken before, so the
-    left one stands in its place. With all slots the spans are disjoint and tile the positions 0 ... p - 1.
+    They are found on a walk to the left, one level up after every ``neighbors`` nodes. Where it goes up between two
+    siblings, the parent would cover the right one, which was taken before, so the left one stands in its place. With
+    all slots the spans are disjoint and tile the positions 0 ... p - 1. The first position is negative where there is
+    no such node.
 
     Args:
         slots: for each level of the walk how many of the ``neighbors`` nodes are listed.
@@ -62,7 +52,7 @@ def spans(p: Int[Tensor, "B T"], neighbors: int, slots: tuple[int, ...]) -> Span
         node = node - neighbors
         sibling = node % 2 == 0
         node = node // 2
-    return Spans(torch.cat(level, -1), torch.cat(first, -1), torch.cat(last, -1))
+    return torch.cat(level, -1), torch.cat(first, -1), torch.cat(last, -1)
 
 
 def slots_in_reach(neighbors: int, horizon: int) -> tuple[tuple[int, ...], int]:
@@ -128,17 +118,17 @@ class BinaryPartition(Chooser):
         """The token and its leaves in the window, and the nodes beside it."""
         p, rows = call.tokens.p, window.k.shape[2]
         own = torch.arange(rows - p.shape[1], rows, device=p.device)[:, None].expand(*p.shape, 1)
-        found = spans(p, self.neighbors, self.slots)
-        row = (own - p[..., None] + found.last).clamp(min=0)
+        level, first, last = spans(p, self.neighbors, self.slots)
+        row = (own - p[..., None] + last).clamp(min=0)
         near = self.slots[0]
         shift = q @ (self.edges * q.shape[-1] ** -0.5).T
         index = slots_of(torch.cat([own, row[..., :near]], -1), window.place, rows)
-        leaves = torch.cat([p[..., None], found.first[..., :near]], -1)
+        leaves = torch.cat([p[..., None], first[..., :near]], -1)
         at = self.place(p, leaves, leaves)
         others: tuple[Heads, ...] = ()
         if len(self.slots) > 1:
-            k, v = self.nodes(window, found.level[..., near:], row[..., near:], call)
-            far = self.place(p, found.first[..., near:], found.last[..., near:])
+            k, v = self.nodes(window, level[..., near:], row[..., near:], call)
+            far = self.place(p, first[..., near:], last[..., near:])
             others = (Heads(k, v, far, shift[..., 1 + near :]),)
         return Selected(index[:, None], at, shift[..., : 1 + near], others), state
 

@@ -20,16 +20,6 @@ from rltransformers.core.spec import Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 
-def mean_key(shares: Float[Tensor, "B H T S"], groups: list[Heads]) -> Float[Tensor, "B H T K"]:
-    """Keys of all groups, weighted."""
-    parts = shares.split_with_sizes([group.k.shape[-2] for group in groups], -1)
-    found = [
-        (part[..., None] * group.k).sum(-2) if group.per_token else part @ group.k
-        for part, group in zip(parts, groups, strict=True)
-    ]
-    return sum(found[1:], found[0])
-
-
 class Hopfield(Score):
     """``xi <- sum_s softmax_s(beta xi k_s) k_s``, ``updates`` times from the query on; then values by the same softmax.
 
@@ -66,8 +56,14 @@ class Hopfield(Score):
     ) -> Float[Tensor, "B H T K"]:
         """State patterns after the updates; other keys than the visible ones have no part in them."""
         for _ in range(self.updates):
-            found = logits(query)
-            query = mean_key(found.masked_fill(~visible, torch.finfo(found.dtype).min).softmax(-1), groups)
+            own = logits(query)
+            shares = own.masked_fill(~visible, torch.finfo(own.dtype).min).softmax(-1)
+            parts = shares.split_with_sizes([group.k.shape[-2] for group in groups], -1)
+            means = [
+                (part[..., None] * group.k).sum(-2) if group.per_token else part @ group.k
+                for part, group in zip(parts, groups, strict=True)
+            ]
+            query = sum(means[1:], means[0])
         return query
 
     def content(self, query: Float[Tensor, "B H T K"], group: Heads) -> Float[Tensor, "B H T N"]:
