@@ -3,7 +3,6 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,9 +21,7 @@ class LearnedBase(Position):
         super().__init__()
         self.raw = nn.Parameter(torch.full((), math.log(START - 1)))  # softplus^-1(ln START)
 
-    def embed(
-        self, x: Float[Tensor, "B T D"], p: Int[Tensor, "B T"], timestep: Int[Tensor, "B T"]
-    ) -> Float[Tensor, "B T D"]:
+    def embed(self, x: Tensor, p: Tensor, timestep: Tensor) -> Tensor:
         """Input plus the encoding of p, in float32 at least: an angle is off by p times the error of a frequency."""
         raw = self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))
         return x + sinusoid(p, x.shape[-1], x, F.softplus(raw).exp())

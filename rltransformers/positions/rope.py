@@ -12,16 +12,6 @@ from rltransformers.core.spec import Feature, Spec
 from rltransformers.positions.interface import Acts, Base, Position, Sizes, frequencies
 
 
-def rotate_pairs(heads: Tensor, circle: Tensor) -> Tensor:
-    """Turn the pairs (2f, 2f + 1) of the last axis by cosines and sines [..., 2, dims / 2]; further channels stay."""
-    dims = 2 * circle.shape[-1]
-    turned, rest = heads[..., :dims], heads[..., dims:]
-    a, b = turned[..., 0::2], turned[..., 1::2]
-    cos, sin = circle.to(heads.dtype).unbind(-2)
-    pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
-    return torch.cat([pairs, rest], -1) if rest.shape[-1] else pairs
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of rotary positions.
@@ -54,7 +44,12 @@ class Rope(Position):
         return torch.stack([angle.cos(), angle.sin()], -2)
 
     def turn(self, heads: Tensor, circle: Tensor) -> Tensor:
-        return rotate_pairs(heads, circle)
+        """Turn the pairs (2f, 2f + 1) of channels; those behind the first ``dims`` stay."""
+        pairs, rest = heads[..., : self.dims], heads[..., self.dims :]
+        a, b = pairs[..., 0::2], pairs[..., 1::2]
+        cos, sin = circle.to(heads.dtype).unbind(-2)
+        pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+        return torch.cat([pairs, rest], -1) if rest.shape[-1] else pairs
 
 
 SPEC = Spec(

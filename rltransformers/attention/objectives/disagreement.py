@@ -21,12 +21,11 @@ On = Literal["subspace", "output", "position"]
 
 def agreement(vectors: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T"]:
     """Mean cosine of all pairs of heads, a head and itself included: 1 / H^2 sum_ij cos(v_i, v_j)."""
-    heads = vectors.shape[1]
-    return F.normalize(vectors, dim=-1).sum(1).square().sum(-1) / heads**2
+    return overlap(F.normalize(vectors, dim=-1))
 
 
 def overlap(weights: Float[Tensor, "B H T S"]) -> Float[Tensor, "B T"]:
-    """1 / H^2 sum_ij sum_s a_i,s a_j,s of weights that are not negative."""
+    """1 / H^2 sum_ij sum_s a_i,s a_j,s."""
     return weights.sum(1).square().sum(-1) / weights.shape[1] ** 2
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rltransformers.attention import softmax
@@ -48,12 +48,8 @@ class Hopfield(Score):
         return self.meets.split(rows)
 
     def settled(
-        self,
-        query: Float[Tensor, "B H T K"],
-        groups: list[Heads],
-        logits: Callable[[Tensor], Tensor],
-        visible: Bool[Tensor, "b h t S"],
-    ) -> Float[Tensor, "B H T K"]:
+        self, query: Tensor, groups: list[Heads], logits: Callable[[Tensor], Tensor], visible: Tensor
+    ) -> Tensor:
         """State patterns after the updates; other keys than the visible ones have no part in them."""
         for _ in range(self.updates):
             own = logits(query)

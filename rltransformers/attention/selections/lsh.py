@@ -50,9 +50,7 @@ class SharedQueries(Score):
         super().__init__(dims)
         self.own = 0
 
-    def rows(
-        self, made: Float[Tensor, "B T O"], h: Float[Tensor, "B T D"]
-    ) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
+    def rows(self, made: Float[Tensor, "B T O"], h: Float[Tensor, "B T D"]) -> tuple[Tensor, Tensor]:
         return made[..., : self.query_width], made
 
     def split(self, rows: Float[Tensor, "B *T N E"]) -> tuple[Float[Tensor, "B g *T N K"], Float[Tensor, "B G *T N V"]]:

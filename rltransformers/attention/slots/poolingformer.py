@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Le
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,19 +28,6 @@ from rltransformers.functional.taps import newest_rows, with_past
 from rltransformers.mixers.interface import Dims, Mixed
 
 Pooling = Literal["mean", "max", "dynamic"]
-
-
-def read_slots(
-    q: Float[Tensor, "B C H Dh"],
-    k: Float[Tensor, "B N H Dh"],
-    v: Float[Tensor, "B N H Dv"],
-    visible: Bool[Tensor, "B C N"],
-) -> Float[Tensor, "B C H Dv"]:
-    """Softmax attention over the visible slots; zeros where there are none."""
-    seen = visible[:, None]
-    logits = torch.einsum("bchd,bnhd->bhcn", q, k) / math.sqrt(q.shape[-1])
-    weights = logits.masked_fill(~seen, torch.finfo(logits.dtype).min).softmax(-1) * seen
-    return torch.einsum("bhcn,bnhd->bchd", weights.to(v.dtype), v)
 
 
 class Pool(nn.Module):
@@ -122,15 +109,21 @@ class Poolingformer(Attention):
         found = self.of_chunk(windows.fold(query, size), slots, ends, windows.fold(tokens.p, size))
         return windows.unfold_tokens(found, time, query.shape[0])
 
-    def of_chunk(self, query: Tensor, slots: Tensor, ends: Tensor, p: Tensor) -> Tensor:
+    def of_chunk(
+        self, query: Float[Tensor, "B C Q"], slots: Float[Tensor, "B N E"], ends: Tensor, p: Tensor
+    ) -> Float[Tensor, "B C H Dv"]:
+        """Softmax attention over the visible slots; zeros where there are none."""
         heads, groups = self.dims.heads, self.dims.kv_heads
         distance = torch.arange(p.shape[1], device=p.device)[:, None] - ends[:, None]
         edge = p.clamp(max=self.span_of_slots - 1) - (self.kernel - 1)
-        visible = (distance >= 0) & (distance <= edge[..., None])
+        seen = ((distance >= 0) & (distance <= edge[..., None]))[:, None]
         widths = [groups * self.dims.head_dim, groups * self.dims.value_dim]
         parts = (part.unflatten(-1, (groups, -1)) for part in slots.split_with_sizes(widths, -1))
         k, v = (part.repeat_interleave(heads // groups, -2) for part in parts)
-        return read_slots(query.unflatten(-1, (heads, -1)), k, v, visible)
+        q = query.unflatten(-1, (heads, -1))
+        logits = torch.einsum("bchd,bnhd->bhcn", q, k) / math.sqrt(q.shape[-1])
+        weights = logits.masked_fill(~seen, torch.finfo(logits.dtype).min).softmax(-1) * seen
+        return torch.einsum("bhcn,bnhd->bchd", weights.to(v.dtype), v)
 
     def newest_slots(self, slots: Tensor, ends: Tensor, done: Tensor, tokens: Tokens) -> Tensor:
         """The slots up to the last valid token; zeros for those of earlier episodes."""
