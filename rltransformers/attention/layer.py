@@ -98,12 +98,15 @@ class Attention(RowMixer):
             return Mixed(h[:, :0], state)
         if plan.hands is HandUp.DISTANCES:
             below, state = plan.prior.carry(below, state, call)
-        heads, state, handed = self.heads(h, query, past, state, call, below, EVERY if listens else call.wanted)
+        wanted = call.wanted
+        if listens and wanted != EVERY:
+            call = replace(call, wanted=EVERY)
+        heads, state, handed = self.heads(h, query, past, state, call, below)
         if listens:
             for objective in plan.objectives:
                 outputs = heads.unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
                 objective.report(objective.of_outputs(outputs), call)
-            heads = chosen(heads, call.wanted)
+            heads = chosen(heads, wanted)
         return Mixed(self.combined(heads), state, handed)
 
     def report_inputs(self, h: Float[Tensor, "B T D"], window: Group, call: Call) -> None:
@@ -124,16 +127,10 @@ class Attention(RowMixer):
         return out
 
     def heads(
-        self,
-        h: Tensor,
-        query: Tensor,
-        past: Past,
-        state: dict[str, Tensor],
-        call: Call,
-        below: Tensor | None,
-        wanted: slice,
+        self, h: Tensor, query: Tensor, past: Past, state: dict[str, Tensor], call: Call, below: Tensor | None
     ) -> tuple[Float[Tensor, "B t HV"], dict[str, Tensor], Tensor | None]:
-        """What the heads read for the ``wanted`` tokens, side by side; the state; what is handed up."""
+        """What the heads read for the wanted tokens, side by side; the state; what is handed up."""
+        wanted = call.wanted
         if self.chooser is not None:
             out, handed, state = self.choose(h, query, past, state, call, below)
             return chosen(joined_heads(out), wanted), state, handed

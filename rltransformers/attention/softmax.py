@@ -3,6 +3,8 @@
 Axes: B batch, T tokens, S key rows, D model width, H heads, V value width, Q and E numbers of a query and a key row.
 """
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -37,20 +39,14 @@ class Memorizing(Attention):
         return self.score.with_keys(super().keys(h), self.retriever.keys)
 
     def heads(
-        self,
-        h: Tensor,
-        query: Tensor,
-        past: Past,
-        state: dict[str, Tensor],
-        call: Call,
-        below: Tensor | None,
-        wanted: slice,
+        self, h: Tensor, query: Tensor, past: Past, state: dict[str, Tensor], call: Call, below: Tensor | None
     ) -> tuple[Float[Tensor, "B t HO"], dict[str, Tensor], Tensor | None]:
         """Join what the heads read in the window with what they retrieve from the whole of the rows."""
         rows = past[-1]
         window = newest(rows, self.horizon, self.dims.tokens_per_step, call)
-        out, state, handed = super().heads(h, query, (*past[:-1], window), state, call, below, EVERY)
-        return chosen(self.retriever.join(out, self.recall(query, rows, call)), wanted), state, handed
+        whole = call if call.wanted == EVERY else replace(call, wanted=EVERY)
+        out, state, handed = super().heads(h, query, (*past[:-1], window), state, whole, below)
+        return chosen(self.retriever.join(out, self.recall(query, rows, call)), call.wanted), state, handed
 
     def recall(self, query: Float[Tensor, "B T Q"], rows: Group, call: Call) -> Float[Tensor, "B T H R"]:
         """Retrieve for every query, long calls in blocks."""

@@ -23,7 +23,7 @@ from rltransformers.functional import windows
 from rltransformers.functional.blocks import ends_of_slots, slots_of_chunks
 from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.functional.keys import At, Group, Past, Rows, in_order
-from rltransformers.mixers.interface import Dims, Mixed
+from rltransformers.mixers.interface import Dims
 
 
 @dataclass(frozen=True)
@@ -104,27 +104,19 @@ class SlotAttention(Attention):
         self.compression, self.block, self.blocks, self.mass = compression, block, blocks, mass
         self.horizon = horizon_of(block, blocks)
 
-    def forward(
+    def heads(
         self, h: Tensor, query: Tensor, past: Past, state: dict[str, Tensor], call: Call, below: Tensor | None
-    ) -> Mixed:
-        """The wanted tokens; long calls are cut into chunks with slots of their own, so work grows linearly with T."""
-        if call.probe.listens:
-            self.report_inputs(h, past[-1], call)
-        (batch, time), rows = query.shape[:2], in_order(past[-1])
-        size = block_size(self.horizon)
+    ) -> tuple[Float[Tensor, "B t HV"], dict[str, Tensor], Tensor | None]:
+        """Long calls are cut into chunks with slots of their own, so work grows linearly with T."""
+        (batch, time), rows, size = query.shape[:2], in_order(past[-1]), block_size(self.horizon)
+        seen = self.slots_and_tail(rows, call, min(time, size))
         if time <= size:
-            early = EVERY if call.probe.listens or self.plan.ordered else call.wanted
-            seen = self.slots_and_tail(rows, call, time)
-            mixed, logits = self.attend(h, chosen(query, early), seen, call, below, early)
-        else:
-            early, folded = EVERY, call.cut(size)
-            seen = self.slots_and_tail(rows, call, size)
-            mixed, logits = self.attend(windows.fold(h, size), windows.fold(query, size), seen, folded, below, early)
-        mixed = joined_heads(mixed)
-        if time > size:
-            mixed = windows.unfold_tokens(mixed, time, batch)
-        mixed = mixed if early is call.wanted else chosen(mixed, call.wanted)
-        return Mixed(self.combined(mixed), state, logits)
+            early = EVERY if self.plan.ordered else call.wanted
+            out, handed = self.attend(h, chosen(query, early), seen, call, below, early)
+            joined = joined_heads(out)
+            return joined if early is call.wanted else chosen(joined, call.wanted), state, handed
+        out, handed = self.attend(windows.fold(h, size), windows.fold(query, size), seen, call.cut(size), below)
+        return chosen(windows.unfold_tokens(joined_heads(out), time, batch), call.wanted), state, handed
 
     def slots_and_tail(self, rows: Float[Tensor, "B S E"], call: Call, size: int) -> Past:
         """Visibility in chunks of ``size`` tokens; chunks are further batch rows."""
@@ -151,11 +143,9 @@ class SlotAttention(Attention):
         """The slots of blocks whose last tokens are given; of blocks that are not in the rows, anything."""
         index = ends[..., None] - windows.descending(self.block, rows.device)
         blocks = windows.take_rows(rows, index.clamp(max=rows.shape[1] - 1).flatten(1)).unflatten(1, index.shape[1:])
-        groups = self.dims.kv_heads
-        k, v = blocks.split_with_sizes([groups * self.dims.head_dim, groups * self.dims.value_dim], -1)
-        k = self.compression.of_keys(k.unflatten(-1, (groups, -1)))
-        v = self.compression.of_values(v.unflatten(-1, (groups, -1)))
-        return torch.cat([k.flatten(-2), v.flatten(-2)], -1)
+        k, v = self.score.keys_of(blocks)
+        made = self.compression.of_keys(k), self.compression.of_values(v)
+        return torch.cat([part.flatten(-2) for part in made], -1)
 
     def place(self, p: Int[Tensor, "B C"], ends: Int[Tensor, "B N"]) -> At:
         """Distances of slots from the tokens of a chunk, and which of them are the newest of the same episode."""

@@ -117,9 +117,7 @@ class Poolingformer(Attention):
         distance = torch.arange(p.shape[1], device=p.device)[:, None] - ends[:, None]
         edge = p.clamp(max=self.span_of_slots - 1) - (self.kernel - 1)
         seen = ((distance >= 0) & (distance <= edge[..., None]))[:, None]
-        widths = [groups * self.dims.head_dim, groups * self.dims.value_dim]
-        parts = (part.unflatten(-1, (groups, -1)) for part in slots.split_with_sizes(widths, -1))
-        k, v = (part.repeat_interleave(heads // groups, -2) for part in parts)
+        k, v = (part.repeat_interleave(heads // groups, -2) for part in self.score.keys_of(slots))
         q = query.unflatten(-1, (heads, -1))
         logits = torch.einsum("bchd,bnhd->bhcn", q, k) / math.sqrt(q.shape[-1])
         weights = logits.masked_fill(~seen, torch.finfo(logits.dtype).min).softmax(-1) * seen
