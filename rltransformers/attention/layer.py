@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from rltransformers.attention import engines
 from rltransformers.attention.plan import Plan
-from rltransformers.attention.reach import Columns, allowed_at, block_of, columns_of
+from rltransformers.attention.reach import Columns, allowed_at, block_of, columns_of, constants_of
 from rltransformers.attention.roles import HandUp, Heads, View, joined_heads
 from rltransformers.functional import windows
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
@@ -40,7 +40,7 @@ class Attention(RowMixer):
         self.horizon, self.sinks = plan.pattern.horizon, plan.pattern.sinks
         self.query_width = self.score.query_width
         self.key_width = self.score.key_width + dims.kv_heads * plan.position.channels
-        self.constants = nn.ModuleList(plan.pattern.constants())
+        self.constants = nn.ModuleList(constants_of(plan.pattern))
         self.placed = bool(plan.position.acts & BY_PLACE)
         self.project = dims.projection(dims.width, self.score.projected)  # rows of the weight: queries, keys, values
         self.output = plan.combine or dims.projection(dims.heads * dims.value_dim, dims.width)

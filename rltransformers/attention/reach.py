@@ -40,12 +40,8 @@ class Rule(ABC):
     """Which keys of a window count, where that depends on more than the distance; a frozen record, equal if it does.
 
     A query at position i of its episode meets the key at i - d. What a rule says about keys of other episodes (d > i)
-    or of the future (d < 0) does not matter.
+    or of the future (d < 0) does not matter. Numbers that no step should make anew are fields of type ``Constant``.
     """
-
-    def constants(self) -> Iterator[Constant]:
-        """Fields with whole numbers, which ``allowed`` reads on the device of the layer."""
-        yield from (value for value in vars(self).values() if isinstance(value, Constant))
 
     @abstractmethod
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "#B #H T N"]) -> Bool[Tensor, "#B #H T N"]:
@@ -89,10 +85,6 @@ class Reach:
         seen = (distance <= self.limit(i)) & self.allowed(distance)
         return seen if self.rule is None else seen & self.rule.allowed(i, distance)
 
-    def constants(self) -> Iterator[Constant]:
-        """Those of the rule."""
-        return iter(()) if self.rule is None else self.rule.constants()
-
     def within(self, window: int) -> "Reach":
         """The keys of the newest ``window`` steps among its own; sinks stay."""
         if window >= self.window:
@@ -112,11 +104,6 @@ class AnyOf(Rule):
     """Keys that at least one of several reaches shows."""
 
     reaches: tuple[Reach, ...]
-
-    def constants(self) -> Iterator[Constant]:
-        """Those of all reaches."""
-        for reach in self.reaches:
-            yield from reach.constants()
 
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "c g T N"]:
         """The OR of masks."""
@@ -183,10 +170,6 @@ class Pattern:
             found.append(let[:, head : head + 1] if let.shape[1] > 1 and len(self.heads) > 1 else let)
         return found[0] if len(found) == 1 else torch.cat([let.expand(p.shape[0], -1, -1, -1) for let in found], 1)
 
-    def constants(self) -> list[Constant]:
-        """Those of all heads."""
-        return [each for reach in self.heads for each in reach.constants()]
-
     def outside(self, distance: Int[Tensor, "B T n"], p: Int[Tensor, "B T"]) -> Bool[Tensor, "B H T n"]:
         """Which sinks a head has and does not see through its window."""
         sink = torch.arange(distance.shape[2], device=p.device)
@@ -195,6 +178,16 @@ class Pattern:
         if self.ruled:
             beyond = beyond | ~self.by_rule(distance[:, None], p)
         return beyond & owned[:, None]
+
+
+def constants_of(record: object) -> Iterator[Constant]:
+    """Constants among the fields of a pattern, and of the reaches and rules in it."""
+    for value in vars(record).values():
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, Constant):
+                yield each
+            elif isinstance(each, Reach | Rule):
+                yield from constants_of(each)
 
 
 @dataclass(frozen=True)
