@@ -34,9 +34,11 @@ from rltransformers.algorithms.decision import step_losses
 from rltransformers.algorithms.ppo import PPOWeights, ppo_loss
 from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.errors import did_you_mean
+from rltransformers.data.rollout import Recorded
 from rltransformers.functional.modules import masked_mean
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decision_network import DecisionPolicy
+from rltransformers.policies.memory_policy import StepInputs
 from rltransformers.policies.steps import ActorCriticMachine
 
 FOLDER = RESULTS / "gpu"
@@ -359,9 +361,9 @@ def gtrxl_update(sizes: Sizes, device: str, seconds: float) -> Iterator[Row]:
     )
     with torch.no_grad():
         empty = policy.initial_state(batch, cached=False)
-        state = policy.evaluate(observations, actions, rewards, first, empty).state
+        state = policy.evaluate(StepInputs(observations, actions, rewards, first), empty).state
     log_probs, values, advantages, returns = torch.randn(4, batch, steps, device=device)
-    recording = SimpleNamespace(
+    recorded = Recorded(
         log_probs=-log_probs.abs(),
         values=values,
         advantages=advantages,
@@ -373,13 +375,13 @@ def gtrxl_update(sizes: Sizes, device: str, seconds: float) -> Iterator[Row]:
         def work() -> None:
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(device, torch.bfloat16, enabled=low):
-                found = policy.evaluate(observations, actions, rewards, first, state)
+                found = policy.evaluate(StepInputs(observations, actions, rewards, first), state)
                 now = policy.action_head.log_prob(found.outputs, actions)
                 entropy = policy.action_head.entropy(found.outputs)
             estimates = SimpleNamespace(
                 log_probs=now.float(), values=found.values.float(), entropy=entropy.float(), log_barrier=None
             )
-            ppo_loss(estimates, recording, WEIGHTS).total.backward()
+            ppo_loss(estimates, recorded, WEIGHTS).total.backward()
             nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
             optimizer.step()
             finish(device)

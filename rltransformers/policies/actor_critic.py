@@ -5,7 +5,7 @@ and training (whole segments), so that both compute the same function.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.ranges import strict
-from rltransformers.data.rollout import Leaves, Segment
+from rltransformers.data.rollout import Segment
 from rltransformers.policies.action_heads import ActionHead
-from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
+from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.memory_policy import (
     NOTHING,
@@ -26,6 +26,7 @@ from rltransformers.policies.memory_policy import (
     MemoryPolicy,
     PolicyState,
     Space,
+    StepInputs,
     add_losses,
     hidden_layer,
     weighted_losses,
@@ -47,6 +48,7 @@ class Evaluation:
     outputs: Tensor
     values: Tensor
     state: PolicyState
+    record: Record | None = None
     auxiliary_loss: Tensor | None = None
     losses: dict[str, Tensor] = field(default_factory=dict)
 
@@ -176,38 +178,23 @@ class GTrXLPolicy(MemoryPolicy):
 
     # Forward passes
 
-    def evaluate(
-        self,
-        observations: Mapping[str, Tensor],
-        previous_actions: Mapping[str, Tensor],
-        previous_rewards: Tensor,
-        first: Tensor,
-        state: PolicyState,
-        record: Record | None = None,
-    ) -> Evaluation:
+    def evaluate(self, inputs: StepInputs, state: PolicyState, record: Record | None = None) -> Evaluation:
         """Action outputs and values of [B, T] steps that follow ``state``; no gradient reaches ``state``.
 
-        ``previous_actions`` by path [B, T, leaf shape] and ``previous_rewards`` [B, T] belong to the step before each
-        step and are ignored where ``first``. The returned state holds the memory after the last step and the previous
-        action and reward that were passed in; the caller puts those of the last step there.
+        The returned state holds the memory after the last step and the previous action and reward of ``state``; the
+        caller puts those of the last step there.
         """
         if record is None and self.actor.backbone.aux_weights:
             record = Record()  # the auxiliary losses are needed even when nobody looks
-        features, memory = self.actor(observations, previous_actions, previous_rewards, first, state.actor, record)
+        value_record = None if record is None else Record(weights=record.weights)
+        features, value_features, after = self.run_backbones(inputs, state, record, value_record)
         auxiliary = weighted_losses(self.actor.backbone, record)
         losses = {} if record is None else dict(record.losses)
-        value_features, value_memory = features, state.critic
-        if self.critic is not None:
-            critic_record = None if record is None else Record(weights=record.weights)
-            value_features, value_memory = self.critic(
-                observations, previous_actions, previous_rewards, first, state.critic, critic_record
-            )
-            auxiliary = add_losses(auxiliary, weighted_losses(self.critic.backbone, critic_record))
-            if critic_record is not None:
-                losses |= {f"value_{name}": value for name, value in critic_record.losses.items()}
-        outputs, values = self._read(features, value_features, observations)
-        after = PolicyState(memory, value_memory, state.previous_action, state.previous_reward)
-        return Evaluation(outputs, values, after, auxiliary, losses)
+        if self.critic is not None and value_record is not None:
+            auxiliary = add_losses(auxiliary, weighted_losses(self.critic.backbone, value_record))
+            losses |= {f"value_{name}": value for name, value in value_record.losses.items()}
+        outputs, values = self._read(features, value_features, inputs.observations)
+        return Evaluation(outputs, values, after, record, auxiliary, losses)
 
     def evaluate_segment(
         self, segment: Segment, record: Record | None = None, gradient_window: int | None = None
@@ -217,66 +204,45 @@ class GTrXLPolicy(MemoryPolicy):
         Gradient flows through the whole segment, or through chunks of ``gradient_window`` steps: at a chunk border the
         memory keeps its value and loses its gradient.
         """
-        previous_actions, previous_rewards = previous_steps(segment)
-        steps = segment.rewards.shape[1]
+        inputs, state = inputs_of(segment), segment.memory
+        steps, head = segment.rewards.shape[1], self.action_head
         window = steps if gradient_window is None else gradient_window
-        state: PolicyState = segment.memory
-        outputs, log_probs, values, entropies, barriers = [], [], [], [], []
+        results: list[Evaluation] = []
         auxiliary: Tensor | None = None
         losses: dict[str, Tensor] = {}
         for begin in range(0, steps, window):
             part = slice(begin, min(begin + window, steps))
-            layer_record = Record() if record is None and self.actor.backbone.aux_weights else record
-            result = self.evaluate(
-                {path: leaf[:, part] for path, leaf in segment.observations.items()},
-                {path: leaf[:, part] for path, leaf in previous_actions.items()},
-                previous_rewards[:, part],
-                segment.first[:, part],
-                state,
-                layer_record,
-            )
+            result = self.evaluate(inputs.part(part), state, record)
             state = result.state
-            taken = {path: leaf[:, part] for path, leaf in segment.actions.items()}
-            if layer_record is not None and layer_record.streams:
-                seen = {path: leaf[:, part] for path, leaf in segment.observations.items()}
-                self._add_deep_losses(
-                    result, layer_record, seen, taken, segment.counts[:, part], segment.first[:, part]
-                )
-            outputs.append(result.outputs)
-            log_probs.append(self.action_head.log_prob(result.outputs, taken))
-            values.append(result.values)
-            entropies.append(self.action_head.entropy(result.outputs))
-            barriers.append(self.action_head.log_barrier(result.outputs))
+            if result.record is not None and result.record.streams:
+                self._add_deep_losses(result, segment, part)
+            results.append(result)
             share = (part.stop - part.start) / steps
-            auxiliary = add_losses(auxiliary, None if result.auxiliary_loss is None else share * result.auxiliary_loss)
+            if result.auxiliary_loss is not None:
+                auxiliary = add_losses(auxiliary, share * result.auxiliary_loss)
             losses = {name: losses.get(name, 0.0) + share * value for name, value in result.losses.items()}
-        result.auxiliary_loss, result.losses = auxiliary, losses
-        last_actions = {path: leaf[:, -1] for path, leaf in segment.actions.items()}
-        result.state = PolicyState(state.actor, state.critic, last_actions, segment.rewards[:, -1])
-        finite = [barrier for barrier in barriers if barrier is not None]
+        outputs = torch.cat([each.outputs for each in results], 1)
         return SegmentEvaluation(
-            outputs=torch.cat(outputs, 1),
-            log_probs=torch.cat(log_probs, 1),
-            values=torch.cat(values, 1),
-            entropy=torch.cat(entropies, 1),
-            log_barrier=torch.cat(finite, 1) if finite else None,
-            last=result,
+            outputs=outputs,
+            log_probs=head.log_prob(outputs, segment.actions),
+            values=torch.cat([each.values for each in results], 1),
+            entropy=head.entropy(outputs),
+            log_barrier=head.log_barrier(outputs),
+            last=replace(
+                result,
+                state=state.after(segment.actions, segment.rewards),
+                auxiliary_loss=auxiliary,
+                losses=losses,
+            ),
         )
 
-    def _add_deep_losses(
-        self,
-        result: Evaluation,
-        layer_record: Record,
-        seen: Leaves,
-        taken: Leaves,
-        counts: Tensor,
-        first: Tensor,
-    ) -> None:
+    def _add_deep_losses(self, result: Evaluation, segment: Segment, part: slice) -> None:
         """Losses of features behind inner layers: they clone the policy that acted, and follow its value function.
 
         A surrogate of their own would compare them with probabilities that another layer gave, and be clipped.
         """
-        head, later = self.action_head, shifted(taken)
+        head, taken = self.action_head, {path: leaf[:, part] for path, leaf in segment.actions.items()}
+        seen, later = {path: leaf[:, part] for path, leaf in segment.observations.items()}, shifted(taken)
 
         def now(features: Tensor) -> Tensor:
             outputs, values = self._read(features, features, seen)
@@ -289,23 +255,13 @@ class GTrXLPolicy(MemoryPolicy):
             assert self.later_net is not None
             return -head.log_prob(self.later_net(self.action_hidden(features)), later)
 
-        deep = Record(streams=layer_record.streams, exits=layer_record.exits, random_exits=layer_record.random_exits)
-        targets = Targets(now, None if self.later_net is None else next_one, counts, first)
-        tell_deep_losses(self.actor.backbone, deep, targets, self.progress)
-        result.auxiliary_loss = add_losses(result.auxiliary_loss, weighted_losses(self.actor.backbone, deep))
-        result.losses |= deep.losses
+        then = None if self.later_net is None else next_one
+        self.tell_deep_losses(result, Targets(now, then, segment.counts[:, part], segment.first[:, part]))
 
     def memory_after(self, segment: Segment) -> PolicyState:
         """The memory at the end of a segment, every step of it encoded again with today's weights; training form."""
-        previous_actions, previous_rewards = previous_steps(segment)
-        state: PolicyState = segment.memory
-        steps = (segment.observations, previous_actions, previous_rewards, segment.first)
-        _, actor = self.actor(*steps, state.actor, None, NOTHING)
-        critic = state.critic
-        if self.critic is not None:
-            _, critic = self.critic(*steps, state.critic, None, NOTHING)
-        last_actions = {path: leaf[:, -1] for path, leaf in segment.actions.items()}
-        return PolicyState(actor, critic, last_actions, segment.rewards[:, -1])
+        _, _, state = self.run_backbones(inputs_of(segment), segment.memory, wanted=NOTHING)
+        return state.after(segment.actions, segment.rewards)
 
     @torch.no_grad()
     def remember(self, segment: Segment) -> None:
@@ -313,8 +269,7 @@ class GTrXLPolicy(MemoryPolicy):
         readout = self.action_head.readout
         if readout is None:
             return
-        steps = (segment.observations, *previous_steps(segment), segment.first)
-        features, _ = self.actor(*steps, segment.memory.actor, None)
+        features, _ = self.actor(inputs_of(segment), segment.memory.actor, None)
         actions = self.action_head.as_numbers(self.action_head.execute(segment.actions))
         rows = segment.counts & (segment.advantages > 0) if readout.options.better else segment.counts
         latent, actions, rows = (each.transpose(0, 1) for each in (self.action_hidden(features), actions, rows))
@@ -332,11 +287,7 @@ class GTrXLPolicy(MemoryPolicy):
         return outputs, values
 
 
-def previous_steps(segment: Segment) -> tuple[Leaves, Tensor]:
-    """Actions by path [B, T, leaf shape] and reward [B, T] of the step before each step of a segment."""
-    actions = {
-        path: torch.cat([segment.memory.previous_action[path].unsqueeze(1), leaf[:, :-1]], dim=1)
-        for path, leaf in segment.actions.items()
-    }
-    rewards = torch.cat([segment.memory.previous_reward.unsqueeze(1), segment.rewards[:, :-1]], dim=1)
-    return actions, rewards
+def inputs_of(segment: Segment) -> StepInputs:
+    """What the network reads of the steps of a segment."""
+    memory: PolicyState = segment.memory
+    return memory.inputs(segment.observations, segment.actions, segment.rewards, segment.first)

@@ -5,13 +5,12 @@ returns observation, return-to-go, action; observation and action where returns 
 K steps of a window, G tokens per step, W model width, A head outputs.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium import spaces
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -21,7 +20,7 @@ from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observe
 from rltransformers.core.described import count
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import shown
-from rltransformers.core.spaces import leaf_spaces, normalized_leaves, space_from_leaves
+from rltransformers.core.spaces import leaf_spaces, normalized_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.core.values import to_tensor
 from rltransformers.functional.call import EVERY, Context
@@ -30,7 +29,7 @@ from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.action_leaves import Units
 from rltransformers.policies.critics import TwinCritics, check_alternatives
 from rltransformers.policies.deep_losses import predicts_later
-from rltransformers.policies.encoders import Observed, observe
+from rltransformers.policies.encoders import Observed, observe, unbounded
 from rltransformers.policies.observations import (
     fit_action_sequences,
     fit_observation,
@@ -45,16 +44,6 @@ from rltransformers.policies.returns import ReturnCondition, ReturnIn
 
 ActingMode = Literal["refresh", "banded", "recompute"]
 """What acting remembers; see ``Decider``."""
-
-
-def unbounded(space: gym.Space[Any], paths: Collection[str]) -> gym.Space[Any]:
-    """The space of observations whose leaves ``paths`` are standardized: their bounds say nothing any more."""
-    if not paths:
-        return space
-    leaves = leaf_spaces(space)
-    return space_from_leaves(
-        {path: spaces.Box(-np.inf, np.inf, leaf.shape) if path in paths else leaf for path, leaf in leaves.items()}
-    )
 
 
 class DecisionPolicy(nn.Module):
@@ -111,7 +100,8 @@ class DecisionPolicy(nn.Module):
         self.width = self.backbone.width
         self.masks = observes_mask(observation_space, action_space, action_masks)
         self.normalized = normalized_leaves(observation_space) if statistics is not None else []
-        read, encoder = unbounded(observation_space, self.normalized), encoder or Encoding()
+        read = unbounded(observation_space, self.normalized) if self.normalized else observation_space
+        encoder = encoder or Encoding()
         self.encoder, self.elements = observation_parts(read, backbone, encoder)
         self.task = task_leaf(observation_space, backbone.tasks)
         self.head = ActionHead(

@@ -6,7 +6,7 @@ Axes: ... any leading axes, usually [B, T], N elements, W token width.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import gymnasium as gym
@@ -52,6 +52,14 @@ def observe(encoder: nn.Module | None, elements: nn.Module | None, leaves: Mappi
         return Observed(encoder(leaves), None)
     found: Encoded = elements(leaves)
     return Observed(found.pooled if encoder is None else encoder(leaves) + found.pooled, found)
+
+
+def unbounded(space: Space, paths: Collection[str]) -> Space:
+    """The space without the bounds of the Boxes at ``paths``, whose values are standardized or in other units."""
+    leaves = leaf_spaces(space)
+    return space_from_leaves(
+        {path: spaces.Box(-np.inf, np.inf, leaf.shape) if path in paths else leaf for path, leaf in leaves.items()}
+    )
 
 
 class ObservationEncoder(nn.Module):

@@ -9,7 +9,8 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Self, TypedDict, cast
+from functools import partialmethod
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypedDict, cast
 
 import gymnasium as gym
 import numpy as np
@@ -34,7 +35,6 @@ from rltransformers.core.spaces import (
     leaf_spaces,
     nest_leaves,
     space_from_json,
-    space_from_leaves,
     space_to_json,
 )
 from rltransformers.core.values import NOT_FINITE, to_tensor
@@ -42,7 +42,8 @@ from rltransformers.data.rollout import Leaves, action_layout, observation_layou
 from rltransformers.functional.call import EVERY
 from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead, as_arrays, blank_invalid, draw_noise, noise_of
-from rltransformers.policies.encoders import ObservationEncoder, Observed, observe
+from rltransformers.policies.deep_losses import Targets, tell_deep_losses
+from rltransformers.policies.encoders import ObservationEncoder, Observed, observe, unbounded
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.observations import (
     StateWatch,
@@ -101,35 +102,62 @@ class PolicyState:
     def batch_size(self) -> int:
         return int(self.previous_reward.shape[0])
 
-    def __getitem__(self, rows: Tensor) -> "PolicyState":
-        critic = None if self.critic is None else self.critic[rows]
-        action = {path: leaf[rows] for path, leaf in self.previous_action.items()}
-        return PolicyState(self.actor[rows], critic, action, self.previous_reward[rows])
+    def map(self, function: Callable[[Tensor], Tensor]) -> "PolicyState":
+        """``function`` of every tensor."""
+        critic = None if self.critic is None else self.critic.map(function)
+        action = {path: function(leaf) for path, leaf in self.previous_action.items()}
+        return PolicyState(self.actor.map(function), critic, action, function(self.previous_reward))
 
-    def clone(self) -> "PolicyState":
-        """A copy that shares no memory with this state."""
-        critic = None if self.critic is None else self.critic.map(Tensor.clone)
-        action = {path: leaf.clone() for path, leaf in self.previous_action.items()}
-        return PolicyState(self.actor.map(Tensor.clone), critic, action, self.previous_reward.clone())
+    clone = partialmethod(map, Tensor.clone)
+
+    def __getitem__(self, rows: Tensor) -> "PolicyState":
+        return self.map(lambda tensor: tensor[rows])
+
+    def inputs(
+        self, observations: Mapping[str, Tensor], actions: Mapping[str, Tensor], rewards: Tensor, first: Tensor
+    ) -> "StepInputs":
+        """Inputs of the T steps behind this state, with actions by path [B, T, leaf shape] and rewards [B, T]."""
+        before = {path: leaf.unsqueeze(1) for path, leaf in self.previous_action.items()}
+        actions = {path: torch.cat([before[path], leaf[:, :-1]], 1) for path, leaf in actions.items()}
+        rewards = torch.cat([self.previous_reward.unsqueeze(1), rewards[:, :-1]], 1)
+        return StepInputs(observations, actions, rewards, first)
+
+    def after(self, actions: Mapping[str, Tensor], rewards: Tensor) -> "PolicyState":
+        """The state with the last of T actions and rewards; its memory already is the one behind them."""
+        return replace(
+            self, previous_action={path: leaf[:, -1] for path, leaf in actions.items()}, previous_reward=rewards[:, -1]
+        )
 
     def tensors(self) -> dict[str, Any]:
         """Every tensor by name, for checkpoints."""
-        return {
-            "actor": dict(self.actor.tensors),
-            "critic": None if self.critic is None else dict(self.critic.tensors),
-            "previous_action": dict(self.previous_action),
-            "previous_reward": self.previous_reward,
-        }
+        critic = None if self.critic is None else self.critic.tensors
+        return vars(self) | {"actor": self.actor.tensors, "critic": critic}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Any]) -> "PolicyState":
         """The inverse of ``tensors``."""
-        critic = tensors["critic"]
-        return cls(
-            State(dict(tensors["actor"])),
-            None if critic is None else State(dict(critic)),
-            dict(tensors["previous_action"]),
-            tensors["previous_reward"],
+        critic = None if tensors["critic"] is None else State(tensors["critic"])
+        return cls(**{**tensors, "actor": State(tensors["actor"]), "critic": critic})
+
+
+class StepInputs(NamedTuple):
+    """What a network reads of steps [B, ...] or [B, T, ...].
+
+    Actions and rewards are those of the step before each step, and not read where ``first`` is True.
+    """
+
+    observations: Mapping[str, Tensor]  # by leaf path
+    previous_actions: Mapping[str, Tensor]  # by leaf path
+    previous_rewards: Tensor
+    first: Tensor  # bool, where an episode begins
+
+    def part(self, steps: slice) -> "StepInputs":
+        """Those of some of the T steps."""
+        return StepInputs(
+            {path: leaf[:, steps] for path, leaf in self.observations.items()},
+            {path: leaf[:, steps] for path, leaf in self.previous_actions.items()},
+            self.previous_rewards[:, steps],
+            self.first[:, steps],
         )
 
 
@@ -140,13 +168,6 @@ def check_dropout(config: BackboneConfig) -> None:
             f"dropout is {config.dropout}, but must be 0 online: with it the action probabilities of "
             "rollout and update differ; set policy_kwargs backbone dropout to 0"
         )
-
-
-MachineStep = Callable[
-    [Mapping[str, Tensor], PolicyState, Tensor, Tensor | None, dict[str, Tensor], bool],
-    tuple[dict[str, Tensor], Tensor, Tensor, PolicyState] | None,
-]
-"""Takes a step as machine code; None where there is none."""
 
 
 class MemoryPolicy(BasePolicy):
@@ -224,7 +245,7 @@ class MemoryPolicy(BasePolicy):
         self.critic: TokenBackbone | None = None if shared_backbone else TokenBackbone(*parts)
         sources = [module for part in self.backbones() for module in part.backbone.table_sources()]
         self.tables = Tables(self, sources, self._compute_tables)
-        self.machine_code: MachineStep | None = None
+        self.machine_code: Callable[..., Any] | None = None  # an ``ActorCriticMachine``
         sees_past = any(part.backbone.receptive_field != 0 for part in self.backbones())
         self.remembers = sees_past or previous_action or previous_reward or first_step
         self.state_watch = StateWatch()
@@ -309,7 +330,7 @@ class MemoryPolicy(BasePolicy):
         if self.machine_code is not None and (
             result := self.machine_code(observations, state, first, noise, tables, overwrites)
         ):
-            return result
+            return cast(tuple[dict[str, Tensor], Tensor, Tensor, PolicyState], result)
         outputs, values, after = self.network_step(observations, state, first, tables, overwrites)
         actions = self.action_head.decode(outputs, noise)
         log_probs = self.action_head.log_prob(outputs, actions)
@@ -355,13 +376,28 @@ class MemoryPolicy(BasePolicy):
         overwrites: bool = False,
     ) -> tuple[Tensor, Tensor, PolicyState]:
         """Action outputs [B, A], values [B], and the state with the new memories; looks at no data."""
-        steps = (observations, state.previous_action, state.previous_reward, first)
-        features, actor = self.actor.step(*steps, state.actor, part_of("actor", tables), overwrites)
+        inputs = StepInputs(observations, state.previous_action, state.previous_reward, first)
+        features, actor = self.actor.step(inputs, state.actor, part_of("actor", tables), overwrites)
         value_features, critic = features, state.critic
         if self.critic is not None and critic is not None:
-            value_features, critic = self.critic.step(*steps, critic, part_of("critic", tables), overwrites)
+            value_features, critic = self.critic.step(inputs, critic, part_of("critic", tables), overwrites)
         after = PolicyState(actor, critic, state.previous_action, state.previous_reward)
         return *self._read(features, value_features, observations), after
+
+    def run_backbones(
+        self,
+        inputs: StepInputs,
+        state: PolicyState,
+        record: Record | None = None,
+        value_record: Record | None = None,
+        wanted: slice = EVERY,
+    ) -> tuple[Tensor, Tensor, PolicyState]:
+        """Features for actions and for values of the ``wanted`` of T steps, and the state with the memory after all."""
+        features, actor = self.actor(inputs, state.actor, record, wanted)
+        if self.critic is None:
+            return features, features, replace(state, actor=actor)
+        value_features, critic = self.critic(inputs, state.critic, value_record, wanted)
+        return features, value_features, replace(state, actor=actor, critic=critic)
 
     # Between environment and tensors
 
@@ -476,16 +512,19 @@ class MemoryPolicy(BasePolicy):
             ConfigError: for missing rewards or masks, or a state of another policy.
         """
         self.end_training_mode()
-        flat, (rows, steps) = fit_sequences(self.observation_leaves, observations, "observations")
+        flat, shape = fit_sequences(self.observation_leaves, observations, "observations")
         arrays, _ = fit_observation(self.observation_leaves, flat)
         if self.masks or action_masks is not None:
             arrays[ACTION_MASK] = self._fit_masks(arrays, flat_masks(action_masks))
-        leaves = _by_step(self.leaves_to_tensors(arrays), rows)
-        flat = fit_action_sequences(self.action_head.spaces, actions, rows, steps)
-        device = self.action_head.linear.weight.device
-        passed = {path: to_tensor(flat[path], device, dtype) for path, (_, dtype) in self.action_layout.items()}
-        taken = _by_step(self.action_head.as_drawn(passed), rows)
-        first = _by_step({"": to_tensor(fit_starts(episode_starts, rows * steps), device)}, rows)[""]
+        leaves = {path: leaf.unflatten(0, shape) for path, leaf in self.leaves_to_tensors(arrays).items()}
+        flat = fit_action_sequences(self.action_head.spaces, actions, *shape)
+        device, (rows, steps) = self.action_head.linear.weight.device, shape
+        executed = {
+            path: to_tensor(flat[path], device, dtype).unflatten(0, shape)
+            for path, (_, dtype) in self.action_layout.items()
+        }
+        taken = self.action_head.as_drawn(executed)
+        first = to_tensor(fit_starts(episode_starts, rows * steps), device).view(shape)
         if state is None:
             first[:, 0], before = True, self.initial_state(rows, cached=False)
         else:
@@ -499,22 +538,21 @@ class MemoryPolicy(BasePolicy):
             running = before.actor.tensors["position"][:, None] + 1 + index
             self.actor.backbone.check_places(torch.where(begin < 0, running, index - begin))
         earned = fit_rewards(0.0 if rewards is None else np.reshape(rewards, -1), np.zeros(rows * steps, bool))
-        gains = _by_step({"": to_tensor(earned, device, before.previous_reward.dtype)}, rows)[""]
-        previous = {
-            path: torch.cat([before.previous_action[path][:, None], leaf[:, :-1]], 1) for path, leaf in taken.items()
-        }
-        read = leaves, previous, torch.cat([before.previous_reward[:, None], gains[:, :-1]], 1), first
-        features, actor = self.actor(*read, before.actor, None)
-        value_features, critic = features, before.critic
-        if self.critic is not None:
-            value_features, critic = self.critic(*read, before.critic, None)
+        gains = to_tensor(earned, device, before.previous_reward.dtype).view(shape)
+        features, value_features, after = self.run_backbones(before.inputs(leaves, taken, gains, first), before)
         outputs, values = self._read(features, value_features, leaves)
-        fields = {"action": _by_step(passed, rows), "value": {"": values}}
-        fields |= self.action_head.distribution(outputs, taken)
-        last = {path: leaf[:, -1] for path, leaf in taken.items()}
+        fields = {"action": executed, "value": {"": values}} | self.action_head.distribution(outputs, taken)
         with torch.no_grad():
-            after = PolicyState(actor.detach(), None if critic is None else critic.detach(), last, gains[:, -1])
-            return PolicyOutput.of(self.action_space, fields, self.with_cache(after))
+            after = self.with_cache(after.after(taken, gains).map(Tensor.detach))
+            return PolicyOutput.of(self.action_space, fields, after)
+
+    def tell_deep_losses(self, result: Any, targets: Targets) -> None:
+        """Add the losses of the features behind inner layers to an evaluation, whose record holds these features."""
+        record: Record = result.record
+        deep = Record(streams=record.streams, exits=record.exits, random_exits=record.random_exits)
+        tell_deep_losses(self.actor.backbone, deep, targets, self.progress)
+        result.auxiliary_loss = add_losses(result.auxiliary_loss, weighted_losses(self.actor.backbone, deep))
+        result.losses |= deep.losses
 
     def check_state(self, state: Any, rows: int) -> None:
         """Raise ConfigError unless ``state`` is one of this policy, of ``rows`` environments."""
@@ -630,84 +668,53 @@ class TokenBackbone(nn.Module):
         super().__init__()
         width = config.width
         self.observation, self.elements = observation_parts(observation_space, config, encoding)
-        self.previous_action = _action_encoder(action_space, width) if previous_action else None
+        # Sampled actions of a Box are in units of the head, in which its bounds say nothing.
+        boxes = [path for path, leaf in leaf_spaces(action_space).items() if isinstance(leaf, spaces.Box)]
+        actions = unbounded(action_space, boxes)
+        self.previous_action = ObservationEncoder(actions, width) if previous_action else None
         self.previous_reward = nn.Linear(1, width) if previous_reward else None
         self.first_step = nn.Parameter(torch.randn(width) / math.sqrt(width)) if first_step else None
         self.backbone = Backbone(config)
         self.task = task_leaf(observation_space, config.tasks)
 
-    def tokens(
-        self,
-        observations: Mapping[str, Tensor],
-        previous_actions: Mapping[str, Tensor],
-        previous_rewards: Tensor,
-        first: Tensor,
-    ) -> Observed:
+    def tokens(self, inputs: StepInputs) -> Observed:
         """Tokens [..., W], and the elements of their observations."""
-        tokens, elements = observe(self.observation, self.elements, observations)
+        tokens, elements = observe(self.observation, self.elements, inputs.observations)
         if self.previous_action is None and self.previous_reward is None and self.first_step is None:
             return Observed(tokens, elements)
-        later = (~first).unsqueeze(-1).to(tokens.dtype)
+        later = (~inputs.first).unsqueeze(-1).to(tokens.dtype)
         if self.previous_action is not None:
-            tokens = tokens + later * self.previous_action(previous_actions)
+            tokens = tokens + later * self.previous_action(inputs.previous_actions)
         if self.previous_reward is not None:
-            tokens = tokens + later * self.previous_reward(previous_rewards.unsqueeze(-1).to(tokens.dtype))
+            tokens = tokens + later * self.previous_reward(inputs.previous_rewards.unsqueeze(-1).to(tokens.dtype))
         if self.first_step is not None:
             tokens = tokens + (1.0 - later) * self.first_step
         return Observed(tokens, elements)
 
     def forward(
-        self,
-        observations: Mapping[str, Tensor],
-        previous_actions: Mapping[str, Tensor],
-        previous_rewards: Tensor,
-        first: Tensor,
-        state: State | None,
-        record: Record | None,
-        wanted: slice = EVERY,
+        self, inputs: StepInputs, state: State | None, record: Record | None, wanted: slice = EVERY
     ) -> tuple[Tensor, State]:
         """Features of the ``wanted`` steps, and the memory after all of them."""
-        seen = self.tokens(observations, previous_actions, previous_rewards, first)
-        task = None if self.task is None else self.task.read(observations)
+        seen = self.tokens(inputs)
+        task = None if self.task is None else self.task.read(inputs.observations)
         context = seen.context() if self.backbone.reads_context else None
         features, memory = self.backbone(
-            seen.token, state, first, task=task, context=context, wanted=wanted, record=record
+            seen.token, state, inputs.first, task=task, context=context, wanted=wanted, record=record
         )
         return features, memory
 
     def step(
-        self,
-        observations: Mapping[str, Tensor],
-        previous_actions: Mapping[str, Tensor],
-        previous_rewards: Tensor,
-        first: Tensor,
-        state: State,
-        tables: dict[str, Tensor],
-        overwrites: bool,
+        self, inputs: StepInputs, state: State, tables: dict[str, Tensor], overwrites: bool
     ) -> tuple[Tensor, State]:
         """Features [B, W] of one step of every environment, and the memory after it; see ``Backbone.step``."""
-        seen = self.tokens(observations, previous_actions, previous_rewards, first)
-        task = None if self.task is None else self.task.read(observations).unsqueeze(1)
+        seen = self.tokens(inputs)
+        task = None if self.task is None else self.task.read(inputs.observations).unsqueeze(1)
         context = seen.at_once().context() if self.backbone.reads_context else None
-        token, reset = seen.token.unsqueeze(1), first.unsqueeze(1)
+        token, reset = seen.token.unsqueeze(1), inputs.first.unsqueeze(1)
         features, memory = self.backbone.step(
             token, state, reset, task=task, context=context, tables=tables, overwrites=overwrites
         )
         return features.squeeze(1), memory
-
-
-def _by_step(leaves: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """Leaves [B T, ...] as [B, T, ...]."""
-    return {path: leaf.unflatten(0, (rows, -1)) for path, leaf in leaves.items()}
-
-
-def _action_encoder(action_space: Space, width: int) -> ObservationEncoder:
-    """An encoder of sampled actions; those of a Box are in units of the head, in which its bounds say nothing."""
-    leaves: dict[str, Space] = {
-        path: spaces.Box(-np.inf, np.inf, leaf.shape) if isinstance(leaf, spaces.Box) else leaf
-        for path, leaf in leaf_spaces(action_space).items()
-    }
-    return ObservationEncoder(space_from_leaves(leaves), width)
 
 
 def hidden_layer(width: int, head_width: int) -> tuple[nn.Module, int]:

@@ -24,7 +24,7 @@ from rltransformers.data.replay import Window
 from rltransformers.functional.modules import approach
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import LEAST, MASKED, CategoricalAction
-from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
+from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.memory_policy import (
     NOTHING,
@@ -32,8 +32,8 @@ from rltransformers.policies.memory_policy import (
     MemoryPolicy,
     PolicyState,
     Space,
+    StepInputs,
     TokenBackbone,
-    add_losses,
     hidden_layer,
     weighted_losses,
 )
@@ -225,37 +225,21 @@ class GTrXLQPolicy(MemoryPolicy):
         with torch.no_grad():
             state = part.backbone.initial_state(len(window.position))
             state = State(state.tensors | {"position": window.position - 1})
-            if not window.context:
-                return state
-            steps = slice(None, window.context)
-            return self._run(part, window, steps, state, None, NOTHING)[1]
+            if window.context:
+                _, state = part(_inputs(window, slice(None, window.context)), state, None, NOTHING)
+            return state
 
     def evaluate_window(self, window: Window, target: bool = False, record: Record | None = None) -> QEvaluation:
         """Values of allowed actions behind the context; the gradient flows through these steps alone."""
         part, hidden, head = self._network(target)
         if record is None and part.backbone.aux_weights and not target:
             record = Record()  # the auxiliary losses are needed even when nobody looks
-        state = self.memory_of(window, target)
-        features, _ = self._run(part, window, slice(window.context, None), state, record)
+        features, _ = part(_inputs(window, slice(window.context, None)), self.memory_of(window, target), record)
         losses = {} if record is None else dict(record.losses)
         q = head(hidden(features))
         if self.masks:
             q = self.action_head.masked(q, window.observations[ACTION_MASK][:, window.context :])
         return QEvaluation(q, record, weighted_losses(part.backbone, record), losses)
-
-    def _run(
-        self, part: TokenBackbone, window: Window, steps: slice, state: State, record: Record | None, *wanted: slice
-    ) -> tuple[Tensor, State]:
-        found: tuple[Tensor, State] = part(
-            {path: leaf[:, steps] for path, leaf in window.observations.items()},
-            {path: leaf[:, steps] for path, leaf in window.previous_actions.items()},
-            window.previous_rewards[:, steps],
-            window.first[:, steps],
-            state,
-            record,
-            *wanted,
-        )
-        return found
 
     def _network(self, target: bool) -> tuple[TokenBackbone, nn.Module, nn.Module]:
         if not target:
@@ -280,11 +264,12 @@ class GTrXLQPolicy(MemoryPolicy):
 
         ``error`` takes values [B, T, A]. Where a loss predicts later steps, that is the action taken next.
         """
-        layer_record = now.record
-        if layer_record is None or not layer_record.streams:
+        record = now.record
+        if record is None or not record.streams:
             return
         later = shifted({"": self.classes(window)})[""]
         cut = slice(None, steps)
+        record.exits = None if record.exits is None else record.exits[:, cut]
 
         def value_loss(features: Tensor) -> Tensor:
             return error(self.action_head(self.action_hidden(features)))
@@ -294,13 +279,8 @@ class GTrXLQPolicy(MemoryPolicy):
             logs = self.later_net(self.action_hidden(features[:, cut])).log_softmax(-1)
             return -logs.gather(-1, later[:, cut, None]).squeeze(-1)
 
-        exits = None if layer_record.exits is None else layer_record.exits[:, cut]
-        deep = Record(streams=layer_record.streams, exits=exits, random_exits=layer_record.random_exits)
-        first = window.first[:, window.context :][:, cut]
-        targets = Targets(value_loss, None if self.later_net is None else next_one, window.counts[:, cut], first)
-        tell_deep_losses(self.actor.backbone, deep, targets, self.progress)
-        now.auxiliary_loss = add_losses(now.auxiliary_loss, weighted_losses(self.actor.backbone, deep))
-        now.losses |= deep.losses
+        then, first = None if self.later_net is None else next_one, window.first[:, window.context :][:, cut]
+        self.tell_deep_losses(now, Targets(value_loss, then, window.counts[:, cut], first))
 
     # Target network
 
@@ -315,3 +295,8 @@ class GTrXLQPolicy(MemoryPolicy):
             source: nn.Module = getattr(self, name)
             approach(dict(module.named_parameters()), dict(source.named_parameters()), tau)
             approach(dict(module.named_buffers()), dict(source.named_buffers()), 1.0)
+
+
+def _inputs(window: Window, steps: slice) -> StepInputs:
+    inputs = StepInputs(window.observations, window.previous_actions, window.previous_rewards, window.first)
+    return inputs.part(steps)

@@ -63,8 +63,8 @@ from rltransformers.agents import GTrXLPPO
 from rltransformers.backbone import PRESETS
 from rltransformers.core.errors import ConfigError
 from rltransformers.data.rollout import Segment
-from rltransformers.policies.actor_critic import Evaluation, previous_steps
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.actor_critic import Evaluation, inputs_of
+from rltransformers.policies.memory_policy import PolicyState, StepInputs
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from tests.agents.rollouts import ON_POLICY, StopsAt, loud, rollout
 from tests.agents.tiny_envs import AnySpace, Steady, Walk
@@ -109,10 +109,8 @@ def agent(
 
 
 def evaluated(model: OnPolicyMemoryAgent, segment: Segment, memory: PolicyState | None = None) -> Evaluation:
-    actions, rewards = previous_steps(segment)
-    state = segment.memory if memory is None else memory
     with torch.no_grad():
-        return model.policy.evaluate(segment.observations, actions, rewards, segment.first, state)
+        return model.policy.evaluate(inputs_of(segment), segment.memory if memory is None else memory)
 
 
 def joined(a: Segment, b: Segment) -> Segment:
@@ -199,7 +197,8 @@ def test_a_truncated_episode_is_valued_at_its_last_observation_with_its_memory()
     zeros, no = torch.zeros(2, 7), torch.zeros(2, 7, dtype=torch.bool)
     first = torch.cat([segment.first, no[:, :1]], 1)
     with torch.no_grad():
-        values = model.policy.evaluate(longer, {"": zeros[..., None]}, zeros, first, segment.memory).values
+        inputs = StepInputs(longer, {"": zeros[..., None]}, zeros, first)
+        values = model.policy.evaluate(inputs, segment.memory).values
     torch.testing.assert_close(bootstrap, values[:, -1], atol=1e-5, rtol=1e-5)
 
 
@@ -269,8 +268,8 @@ def test_a_memory_of_m_steps_reaches_exactly_m_steps_back() -> None:
     model = agent(walks(1, (50,)), {"layers": 1, "memory": 4}, n_steps=12)
     segment = rollout(model)
     observation = segment.observations[""].clone().requires_grad_()
-    actions, rewards = previous_steps(segment)
-    result = model.policy.evaluate({"": observation}, actions, rewards, segment.first, segment.memory)
+    inputs = inputs_of(segment)._replace(observations={"": observation})
+    result = model.policy.evaluate(inputs, segment.memory)
     gradient = torch.autograd.grad(result.values[0, -1], observation)[0][0].abs().sum(-1)
     reached = (gradient > 0).tolist()
     assert reached == [False] * 7 + [True] * 5  # itself and four steps back

@@ -21,7 +21,7 @@ from rltransformers.agents import GTrXLPPO, gtrxl_ppo
 from rltransformers.backbone import Record, State
 from rltransformers.data.rollout import Segment
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.memory_policy import PolicyState, StepInputs
 from tests.agents.rollouts import loud, rollout
 from tests.agents.tiny_envs import AnySpace, Walk
 
@@ -110,13 +110,13 @@ def forward(
         steps = list(range(begin, min(begin + window, STEPS)))
         actions = torch.stack([before_a if t == 0 else segment.actions[""][:, t - 1] for t in steps], 1)
         rewards = torch.stack([before_r if t == 0 else segment.rewards[:, t - 1] for t in steps], 1)
-        inputs = ({"": segment.observations[""][:, steps]}, {"": actions}, rewards, segment.first[:, steps])
+        inputs = StepInputs({"": segment.observations[""][:, steps]}, {"": actions}, rewards, segment.first[:, steps])
         record = Record()
-        features, actor = policy.actor(*inputs, actor, record)
+        features, actor = policy.actor(inputs, actor, record)
         of_value, records = features, [record]
         if policy.critic is not None:
             records.append(Record())
-            of_value, critic = policy.critic(*inputs, critic, records[-1])
+            of_value, critic = policy.critic(inputs, critic, records[-1])
         for each in records:
             for name, weight in policy.config.losses.items():
                 auxiliary = auxiliary + weight * each.losses[name] * len(steps) / STEPS

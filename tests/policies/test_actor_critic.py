@@ -12,7 +12,7 @@ from torch import Tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy
-from rltransformers.policies.memory_policy import PolicyState, with_reward
+from rltransformers.policies.memory_policy import PolicyState, StepInputs, with_reward
 from rltransformers.policies.observations import fit_observation
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,))
@@ -29,13 +29,13 @@ def one_step(
     model: GTrXLPolicy, observations: dict[str, torch.Tensor], state: PolicyState, first: torch.Tensor
 ) -> Evaluation:
     """One step of every environment as a segment, with its auxiliary loss."""
-    return model.evaluate(
+    inputs = StepInputs(
         {path: leaf.unsqueeze(1) for path, leaf in observations.items()},
         {path: leaf.unsqueeze(1) for path, leaf in state.previous_action.items()},
         state.previous_reward.unsqueeze(1),
         first.unsqueeze(1),
-        state,
     )
+    return model.evaluate(inputs, state)
 
 
 def policy(action_space: gym.Space[Any] = ACTIONS["discrete"], **kwargs: Any) -> GTrXLPolicy:
@@ -85,7 +85,8 @@ def test_an_optional_input_is_seen_and_only_after_the_first_step(option: str) ->
     def values(model: GTrXLPolicy, first: bool) -> Tensor:
         flags = torch.tensor([[first], [first]])
         with torch.no_grad():
-            return model.evaluate(observation, actions, rewards, flags, model.initial_state(2)).values[:, 0]
+            inputs = StepInputs(observation, actions, rewards, flags)
+            return model.evaluate(inputs, model.initial_state(2)).values[:, 0]
 
     assert float((values(plain, False)[0] - values(plain, False)[1]).abs()) == 0.0
     later, first = values(model, False), values(model, True)

@@ -18,6 +18,7 @@ from rltransformers.export.step import pure_program
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decider import Decider
 from rltransformers.policies.decision_network import DecisionPolicy
+from rltransformers.policies.memory_policy import StepInputs
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
 from rltransformers.policies.steps import ActorCriticStep, DecisionStep
@@ -100,7 +101,7 @@ def evaluated(policy: GTrXLPolicy, observations: dict[str, Tensor], first: Tenso
     rows, time = first.shape
     actions = {"": torch.zeros(rows, time, dtype=torch.long)}
     start = policy.initial_state(rows, cached=False)
-    return policy.evaluate(observations, actions, torch.zeros(rows, time), first, start).outputs
+    return policy.evaluate(StepInputs(observations, actions, torch.zeros(rows, time), first), start).outputs
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -222,6 +223,7 @@ def test_an_observation_of_elements_alone_is_its_pooled_elements() -> None:
             space, ACTION, lambda _: 1e-3, backbone=LOOKING, observation={"encoder": {"name": "bert", "heads": 2}}
         )
     )
-    seen = policy.actor.tokens({"": torch.randn(2, 4, COUNT, 3)}, {}, torch.zeros(2, 4), torch.zeros(2, 4).bool())
+    inputs = StepInputs({"": torch.randn(2, 4, COUNT, 3)}, {}, torch.zeros(2, 4), torch.zeros(2, 4).bool())
+    seen = policy.actor.tokens(inputs)
     assert policy.actor.observation is None and seen.elements is not None
     assert torch.equal(seen.token, seen.elements.pooled)

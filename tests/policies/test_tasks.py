@@ -18,6 +18,7 @@ from rltransformers.laws import perturbed
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decider import Decider
 from rltransformers.policies.decision_network import DecisionPolicy
+from rltransformers.policies.memory_policy import StepInputs
 from rltransformers.policies.observations import task_leaf
 from rltransformers.policies.steps import ActorCriticStep, DecisionStep
 
@@ -119,7 +120,8 @@ def actor_critic() -> GTrXLPolicy:
 def test_an_actor_critic_acts_on_the_task_as_it_learns_and_so_does_its_step_in_a_file() -> None:
     policy, (observations, first) = actor_critic(), drawn(3, 11)
     actions = {"": torch.zeros(3, 11, dtype=torch.long)}
-    found = policy.evaluate(observations, actions, torch.zeros(3, 11), first, policy.initial_state(3, cached=False))
+    read = StepInputs(observations, actions, torch.zeros(3, 11), first)
+    found = policy.evaluate(read, policy.initial_state(3, cached=False))
     state, step = policy.initial_state(3), ActorCriticStep(policy).eval()
     outputs, values = [], []
     for t in range(11):
@@ -135,7 +137,7 @@ def test_an_actor_critic_acts_on_the_task_as_it_learns_and_so_does_its_step_in_a
     torch.testing.assert_close(torch.stack(outputs, 1), found.outputs)
     torch.testing.assert_close(torch.stack(values, 1), found.values)
     told = {**observations, "task": observations["task"] % TASKS + 1}
-    other = policy.evaluate(told, actions, torch.zeros(3, 11), first, policy.initial_state(3, cached=False))
+    other = policy.evaluate(read._replace(observations=told), policy.initial_state(3, cached=False))
     assert (other.outputs - found.outputs).abs().max() > 1e-3
 
 

@@ -18,7 +18,7 @@ from rltransformers.conformance.adapters.rollouts import OBSERVATION, ROLLOUT, R
 from rltransformers.conformance.protocol import Bootstrap, Traits
 from rltransformers.data.replay import Window
 from rltransformers.data.rollout import Segment
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.memory_policy import PolicyState, StepInputs
 
 MEMORY, LAYERS, SEGMENT = 4, 2, 8
 BACKBONE = {"preset": "gtrxl", "width": 16, "layers": LAYERS, "heads": 2, "memory": MEMORY}
@@ -131,7 +131,8 @@ class OnPolicyAgent(_Agent):
     ) -> Float[Tensor, "B T A"]:
         policy = self._acts()
         observation, action, reward = parts(inputs)
-        now = policy.evaluate({"": observation}, {"": action}, reward, first, policy.without_cache(state))
+        read = StepInputs({"": observation}, {"": action}, reward, first)
+        now = policy.evaluate(read, policy.without_cache(state))
         return torch.cat([now.outputs, now.values[..., None]], -1)
 
     def log_probabilities(self) -> tuple[Tensor, Tensor]:
