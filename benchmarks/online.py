@@ -23,7 +23,7 @@ from benchmarks import past
 from benchmarks.harness import Pair, Row, interleave, meets, parameters
 from rltransformers.agents import GTrXLPPO
 from rltransformers.algorithms.ppo import Estimates, PPOWeights, ppo_loss
-from rltransformers.data.rollout import RolloutBuffer, Segment, row_batches
+from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment, row_batches
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.steps import Acting, ActorCriticMachine
@@ -332,7 +332,7 @@ def gtrxl_update(*, repetitions: int = 5) -> Iterator[Row]:
 
 def descend(now: Estimates, batch: Segment) -> None:
     """Loss, and its gradient."""
-    ppo_loss(now, batch, WEIGHTS).total.backward()
+    ppo_loss(now, Recorded(**batch.numbers()), WEIGHTS).total.backward()
 
 
 def first_steps(segment: Segment, count: int) -> Segment:

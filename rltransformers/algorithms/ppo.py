@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rltransformers.data.rollout import Recorded
 from rltransformers.functional.modules import masked_mean
 
 
@@ -63,22 +64,7 @@ class Estimates(Protocol):
     def log_barrier(self) -> Float[Tensor, "B T"] | None: ...
 
 
-class Recording(Protocol):
-    """Record of the steps by the policy that acted, their outcome, and which of them count."""
-
-    @property
-    def log_probs(self) -> Float[Tensor, "B T"]: ...
-    @property
-    def values(self) -> Float[Tensor, "B T"]: ...
-    @property
-    def advantages(self) -> Float[Tensor, "B T"]: ...
-    @property
-    def returns(self) -> Float[Tensor, "B T"]: ...
-    @property
-    def counts(self) -> Bool[Tensor, "B T"]: ...
-
-
-def ppo_loss(now: Estimates, batch: Recording, weights: PPOWeights) -> PPOLoss:
+def ppo_loss(now: Estimates, batch: Recorded, weights: PPOWeights) -> PPOLoss:
     """Clipped surrogate (eq. 7) minus entropy bonus plus value error (eq. 9), means over the steps that count.
 
     The log barrier is a second bonus.

@@ -8,12 +8,13 @@ learned along: the temperature eta and one penalty alpha per bound.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from rltransformers.algorithms.ppo import Estimates
+from rltransformers.data.rollout import Recorded
 from rltransformers.functional.modules import masked_mean
 
 MIN_MULTIPLIER = 1e-8
@@ -45,28 +46,6 @@ class VMPOBounds:
     eps_eta: float
     eps_alpha: Mapping[str, float]
     vf_coef: float
-
-
-class Estimates(Protocol):
-    """Evaluation of the steps by the policy of now."""
-
-    @property
-    def log_probs(self) -> Float[Tensor, "B T"]: ...
-    @property
-    def values(self) -> Float[Tensor, "B T"]: ...
-    @property
-    def entropy(self) -> Float[Tensor, "B T"]: ...
-
-
-class Recording(Protocol):
-    """Outcome of the steps, and which of them count; the advantages in the units of the returns."""
-
-    @property
-    def advantages(self) -> Float[Tensor, "B T"]: ...
-    @property
-    def returns(self) -> Float[Tensor, "B T"]: ...
-    @property
-    def counts(self) -> Bool[Tensor, "B T"]: ...
 
 
 class Multipliers(nn.Module):
@@ -106,7 +85,7 @@ class Multipliers(nn.Module):
 
 def vmpo_loss(
     now: Estimates,
-    batch: Recording,
+    batch: Recorded,
     divergences: Mapping[str, Float[Tensor, "B T"]],
     temperature: Tensor,
     penalties: Mapping[str, Tensor],

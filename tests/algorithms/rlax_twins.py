@@ -16,7 +16,7 @@ from rltransformers.algorithms.dqn import q_targets, td_errors
 from rltransformers.algorithms.vmpo import VMPOBounds, better_half, vmpo_loss, weights_of
 from tests.algorithms.test_dqn import A, B, L, steps_of
 from tests.algorithms.test_dqn import numbers as values_of
-from tests.algorithms.test_vmpo import EVERY, Now, Then, numbers
+from tests.algorithms.test_vmpo import EVERY, Now, numbers, recorded
 
 with warnings.catch_warnings():  # of what JAX will change
     warnings.simplefilter("ignore")
@@ -114,7 +114,7 @@ def test_loss_and_gradients_are_those_of_rlax(eta: float, alphas: tuple[float, f
     zeros = torch.zeros(3, 8, dtype=torch.float64)
     ours = vmpo_loss(
         Now(inputs["log_probs"], zeros, zeros),
-        Then(advantages, zeros, EVERY),
+        recorded(advantages, zeros, EVERY),
         {"mean": inputs["mean"], "covariance": inputs["covariance"]},
         inputs["eta"],
         {"mean": inputs["alphas"][0], "covariance": inputs["alphas"][1]},

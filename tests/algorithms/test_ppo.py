@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from rltransformers.algorithms.ppo import (
     PPOLoss,
@@ -16,6 +17,7 @@ from rltransformers.algorithms.ppo import (
     standard_scores,
     value_error,
 )
+from rltransformers.data.rollout import Recorded
 from rltransformers.functional.modules import masked_mean
 
 WEIGHTS = PPOWeights(clip_range=0.2, clip_range_vf=None, ent_coef=0.0, vf_coef=0.0)
@@ -25,21 +27,14 @@ WEIGHTS = PPOWeights(clip_range=0.2, clip_range_vf=None, ent_coef=0.0, vf_coef=0
 class Now:
     """Estimates of the policy of now."""
 
-    log_probs: torch.Tensor
-    values: torch.Tensor
-    entropy: torch.Tensor
-    log_barrier: torch.Tensor | None = None
+    log_probs: Tensor
+    values: Tensor
+    entropy: Tensor
+    log_barrier: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Then:
-    """What was recorded."""
-
-    log_probs: torch.Tensor
-    values: torch.Tensor
-    advantages: torch.Tensor
-    returns: torch.Tensor
-    counts: torch.Tensor
+def recorded(log_probs: Tensor, values: Tensor, advantages: Tensor, returns: Tensor, counts: Tensor) -> Recorded:
+    return Recorded(values, log_probs, advantages, returns, counts)
 
 
 def test_the_surrogate_is_clipped_only_where_that_is_the_smaller_gain() -> None:
@@ -60,11 +55,11 @@ def test_rows_that_do_not_count_change_nothing() -> None:
     counts = torch.tensor([[True, True, False], [True, False, True]])
     inputs = [torch.randn(2, 3, requires_grad=i < 3) for i in range(7)]
 
-    def total(fill: float) -> torch.Tensor:
+    def total(fill: float) -> Tensor:
         now, then = (
             [torch.where(counts, x, torch.full_like(x, fill)) for x in part] for part in (inputs[:3], inputs[3:])
         )
-        return ppo_loss(Now(*now), Then(*[*then, counts]), replace(WEIGHTS, ent_coef=0.1, vf_coef=0.5)).total
+        return ppo_loss(Now(*now), recorded(*[*then, counts]), replace(WEIGHTS, ent_coef=0.1, vf_coef=0.5)).total
 
     torch.testing.assert_close(total(0.0), total(3.0))
     gradient = torch.autograd.grad(total(3.0), inputs[0])[0]
@@ -73,7 +68,7 @@ def test_rows_that_do_not_count_change_nothing() -> None:
 
 def test_equal_policies_have_ratio_one_and_no_divergence() -> None:
     x, counts = torch.randn(2, 3), torch.ones(2, 3, dtype=torch.bool)
-    loss = ppo_loss(Now(x, x, x), Then(x, x, x, x, counts), WEIGHTS)
+    loss = ppo_loss(Now(x, x, x), recorded(x, x, x, x, counts), WEIGHTS)
     assert float(loss.ratio_error) == 0.0 and float(loss.approx_kl) == 0.0 and float(loss.clip_fraction) == 0.0
     assert float(loss.total) == pytest.approx(-float(x.mean()))
 
@@ -83,7 +78,7 @@ def test_every_part_of_the_loss_has_its_weight() -> None:
     barrier = torch.randn(2, 5)
 
     def loss(**weights: float) -> PPOLoss:
-        return ppo_loss(Now(*[*new, barrier]), Then(*[*old, counts]), replace(WEIGHTS, **weights))
+        return ppo_loss(Now(*[*new, barrier]), recorded(*[*old, counts]), replace(WEIGHTS, **weights))
 
     plain = loss().total
     torch.testing.assert_close(plain, -clipped_surrogate(new[0] - old[0], old[2], 0.2).mean())
@@ -98,7 +93,7 @@ def test_every_part_of_the_loss_has_its_weight() -> None:
 
 def test_the_divergence_estimate_is_that_of_schulman() -> None:
     old, new, counts = torch.zeros(1, 1), torch.full((1, 1), 0.3), torch.ones(1, 1, dtype=torch.bool)
-    loss = ppo_loss(Now(new, old, old), Then(old, old, old, old, counts), WEIGHTS)
+    loss = ppo_loss(Now(new, old, old), recorded(old, old, old, old, counts), WEIGHTS)
     assert float(loss.approx_kl) == pytest.approx(math.exp(0.3) - 1 - 0.3, rel=1e-5)
     assert float(loss.ratio_error) == pytest.approx(math.exp(0.3) - 1, rel=1e-5)
     assert float(loss.clip_fraction) == 1.0

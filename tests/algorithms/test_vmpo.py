@@ -21,6 +21,7 @@ from rltransformers.algorithms.vmpo import (
     weighted_likelihood_loss,
     weights_of,
 )
+from rltransformers.data.rollout import Recorded
 
 EVERY = torch.ones(3, 8, dtype=torch.bool)
 
@@ -32,15 +33,14 @@ class Now:
     log_probs: Tensor
     values: Tensor
     entropy: Tensor
+    log_barrier: None = None
 
 
-@dataclass(frozen=True)
-class Then:
-    """What was recorded."""
-
-    advantages: Tensor
-    returns: Tensor
-    counts: Tensor
+def recorded(advantages: Tensor, returns: Tensor, counts: Tensor) -> Recorded:
+    """Steps whose values and log-probabilities are not looked at."""
+    return Recorded(
+        torch.full_like(returns, torch.nan), torch.full_like(returns, torch.nan), advantages, returns, counts
+    )
 
 
 def numbers(seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -56,7 +56,7 @@ def loss_of(advantages: Tensor, counts: Tensor = EVERY, bounds: VMPOBounds | Non
     parts |= {"returns": numbers(5), "temperature": number(0.7), "penalty": number(1.3)} | changed
     return vmpo_loss(
         Now(parts["log_probs"], parts["values"], parts["entropy"]),
-        Then(advantages, parts["returns"], counts),
+        recorded(advantages, parts["returns"], counts),
         {"classes": parts["divergence"]},
         parts["temperature"],
         {"classes": parts["penalty"]},
