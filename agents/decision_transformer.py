@@ -37,8 +37,7 @@ from rltransformers.core.spaces import nest_leaves
 from rltransformers.core.world import Sharing
 from rltransformers.data import ContextBatch, ContextSampler, load_trajectories
 from rltransformers.envs.make import WrapperConfig, WrapperFunction
-from rltransformers.policies.decider import ActingState
-from rltransformers.policies.decision_network import ActingMode
+from rltransformers.policies.decider import ActingMode, ActingState
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.returns import ReturnIn, target_list

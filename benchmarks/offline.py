@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from benchmarks.harness import ROOT, Row, absolute, interleave, parameters, repeat, resident_bytes
 from rltransformers.agents import DecisionTransformer
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories, record, write_minari
-from rltransformers.policies.decision_network import ActingMode
+from rltransformers.policies.decider import ActingMode
 from rltransformers.policies.steps import DecisionMachine
 
 Floats = npt.NDArray[np.float32]

@@ -5,7 +5,7 @@ B environments, K steps of context, G tokens per step, W model width, A head out
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -17,10 +17,12 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check
 from rltransformers.functional.call import Context
 from rltransformers.functional.windows import descending
-from rltransformers.policies.decision_network import ActingMode, DecisionPolicy
+from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.observations import check_state
 from rltransformers.policies.returns import MAX_SCALED
 
+ActingMode = Literal["refresh", "banded", "recompute"]
+"""What acting remembers; see ``Decider``."""
 NEWEST = slice(-1, None)
 
 

@@ -6,7 +6,7 @@ K steps of a window, G tokens per step, W model width, A head outputs.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -41,9 +41,6 @@ from rltransformers.policies.observations import (
 from rltransformers.policies.observed import Encoding, observation_parts
 from rltransformers.policies.output import PolicyOutput
 from rltransformers.policies.returns import ReturnCondition, ReturnIn
-
-ActingMode = Literal["refresh", "banded", "recompute"]
-"""What acting remembers; see ``Decider``."""
 
 
 class DecisionPolicy(nn.Module):

@@ -17,8 +17,7 @@ from rltransformers.core.errors import DataError
 from rltransformers.data import record
 from rltransformers.export.cache import VARIABLE
 from rltransformers.policies import steps
-from rltransformers.policies.decider import ActingState
-from rltransformers.policies.decision_network import ActingMode
+from rltransformers.policies.decider import ActingMode, ActingState
 from rltransformers.policies.steps import Acting
 from tests.agents.test_decision_transformer import Drift
 from tests.export.laws import ROUNDING, Run, assert_runs_equal, cloned

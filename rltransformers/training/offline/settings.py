@@ -19,7 +19,7 @@ from rltransformers.core.ranges import (
     shown,
 )
 from rltransformers.core.spec import Choice
-from rltransformers.policies.decision_network import ActingMode
+from rltransformers.policies.decider import ActingMode
 from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.returns import ReturnIn

@@ -41,8 +41,8 @@ from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.checks import check_actions
 from rltransformers.data.episode_replay import EpisodeReplay
-from rltransformers.policies.decider import Decider
-from rltransformers.policies.decision_network import ActingMode, DecisionPolicy
+from rltransformers.policies.decider import ActingMode, Decider
+from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.observations import StateWatch
 from rltransformers.policies.observed import Encoding, read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
