@@ -23,7 +23,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import space_to_json
 from rltransformers.export.files import write_step
 from rltransformers.export.step import Tensors
-from rltransformers.policies.action_heads import ActionHead, blank_invalid
+from rltransformers.policies.action_heads import ActionHead, blank_invalid, noise_of
 from rltransformers.policies.decider import Decider
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, announce, leaf_name
@@ -68,9 +68,10 @@ class PolicyInFile(nn.Module):
 
     def __init__(self, head: ActionHead, tables: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.head_leaves = [
-            (leaf_name("action", path), leaf.draws, "normal" if leaf.normal_noise else "uniform")
-            for path, leaf in head.by_path.items()
+        self.noise = [
+            {"of": leaf_name("action", path), "numbers": numbers, "distribution": "normal" if normal else "uniform"}
+            for path, (numbers, normal) in zip(head.spaces, noise_of(head), strict=True)
+            if numbers
         ]
         self.action_types = {leaf_name("action", path): _torch_type(space) for path, space in head.spaces.items()}
         self.table_names = [f"{TABLE}.{name}" for name in tables]
@@ -231,11 +232,7 @@ def write_policy(
         "agent": step.kind,
         "observation_space": json.loads(space_to_json(observation_space)),
         "action_space": json.loads(space_to_json(action_space)),
-        "noise": [
-            {"of": name, "numbers": draws, "distribution": distribution}
-            for name, draws, distribution in step.head_leaves
-            if draws
-        ],
+        "noise": step.noise,
         "initial_state": {name: _row(value) for name, value in state.items()},
         **step.about(),
     }

@@ -7,6 +7,7 @@ depend on weights alone "table.<place>". Axes: B environments, U numbers of nois
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -48,25 +49,23 @@ class ActorCriticStep(nn.Module):
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         """Outputs and the new state."""
-        policy, before = self.policy, self.from_dict(inputs, state)
-        tables = part_of(TABLE, inputs)
-        head = policy.action_head
-        leaves, first = leaves_of("observation", inputs), inputs["first"]
-        outputs, values, after = policy.network_step(leaves, before, first, tables, self.overwrites)
+        policy, head = self.policy, self.policy.action_head
+        leaves, tables = leaves_of("observation", inputs), part_of(TABLE, inputs)
+        outputs, values, after = policy.network_step(
+            leaves, self.from_dict(inputs, state), inputs["first"], tables, self.overwrites
+        )
         actions = head.decode_some(outputs, inputs["noise"], inputs["greedy"])
         if self.ships:
             fields = {"action": head.execute(actions), "value": {"": values}} | head.distribution(outputs, actions)
         else:
             fields = {"action": actions, "value": {"": values}, "log_prob": {"": head.log_prob(outputs, actions)}}
-        found = flat_fields(fields)
-        after = PolicyState(after.actor, after.critic, actions, before.previous_reward)
-        return found, self.to_dict(after)
+        return flat_fields(fields), self.to_dict(PolicyState(after.actor, after.critic, actions, after.previous_reward))
 
     def inputs(
         self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor, noise: Tensor | None
     ) -> Tensors:
         """Arguments of ``forward``; without noise the most likely actions."""
-        found = {leaf_name("observation", path): value for path, value in observations.items()}
+        found = flat_fields({"observation": observations})
         found |= {"first": first, "greedy": torch.full_like(first, noise is None)}
         if noise is None:
             noise = first.new_zeros(len(first), self.policy.action_head.draws, dtype=torch.float32)
@@ -75,26 +74,18 @@ class ActorCriticStep(nn.Module):
 
     def to_dict(self, state: PolicyState) -> Tensors:
         """The state as one dictionary."""
-        tensors = prefixed("actor", state.actor.tensors)
-        tensors |= {} if state.critic is None else prefixed("critic", state.critic.tensors)
+        parts = {"actor": state.actor.tensors} | ({} if state.critic is None else {"critic": state.critic.tensors})
         if self.policy.uses_previous_action:
             # Copies, because others hold the actions that were taken: a rollout does.
-            tensors |= {
-                leaf_name("previous_action", path): value.clone() for path, value in state.previous_action.items()
-            }
-        return tensors
+            parts["previous_action"] = {path: value.clone() for path, value in state.previous_action.items()}
+        return flat_fields(parts)
 
     def from_dict(self, inputs: Tensors, state: Tensors) -> PolicyState:
         """The inverse of ``to_dict``."""
         critic = part_of("critic", state)
-        first = inputs["first"]
-        reward = inputs.get("reward", torch.zeros_like(first, dtype=torch.float32))
-        return PolicyState(
-            State(part_of("actor", state)),
-            State(critic) if critic else None,
-            leaves_of("previous_action", state),
-            reward,
-        )
+        reward = inputs.get("reward", torch.zeros_like(inputs["first"], dtype=torch.float32))
+        actor, action = State(part_of("actor", state)), leaves_of("previous_action", state)
+        return PolicyState(actor, State(critic) if critic else None, action, reward)
 
 
 class DecisionStep(nn.Module):
@@ -109,13 +100,7 @@ class DecisionStep(nn.Module):
 
     def __init__(self, decider: Decider, ships: bool = False) -> None:
         super().__init__()
-        self.policy, self.ships = decider.policy, ships
-        self.decider = decider
-
-    @property
-    def samples(self) -> bool:
-        """Whether noise decides anything."""
-        return self.policy.head.draws > 0
+        self.policy, self.decider, self.ships = decider.policy, decider, ships
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         """Outputs and the new state."""
@@ -142,9 +127,9 @@ class DecisionStep(nn.Module):
         noise: Tensor | None,
     ) -> Tensors:
         """Arguments of ``forward``; without noise the most likely actions."""
-        found = {leaf_name("observation", path): value for path, value in observations.items()}
+        found = flat_fields({"observation": observations})
         found |= {"start": start, "reward": reward.double(), "target_return": target_return.double()}
-        if self.samples:
+        if self.policy.head.draws:
             found["greedy"] = torch.full_like(start, noise is None)
             zeros = start.new_zeros(len(start), self.policy.head.draws, dtype=torch.float64)
             found["noise"] = zeros if noise is None else noise.double()
@@ -179,14 +164,15 @@ class LeftBehind:
 
 
 class MachineCode(LeftBehind):
-    """Runs a step as machine code, or says once why there is none.
+    """Runs a step as machine code or as a CUDA graph, or says once why there is none.
 
     Args:
         step: the step, in evaluation mode.
+        graph: whether it becomes a CUDA graph; then it may write its state in place.
     """
 
-    def __init__(self, step: nn.Module) -> None:
-        self.step = step
+    def __init__(self, step: nn.Module, graph: bool = False) -> None:
+        self.step, self._graph = step, graph
         self._compiled: CompiledStep | GraphStep | None = None
         self.failed = False
 
@@ -196,24 +182,16 @@ class MachineCode(LeftBehind):
             return None
         try:
             if self._compiled is None:
-                self._compiled = self.made(inputs, state)
+                tables = [name for name in inputs if name.startswith(f"{TABLE}.")]
+                if self._graph:
+                    self._compiled = GraphStep(self.step, tables)
+                else:
+                    self._compiled = CompiledStep(self.step, inputs, state, shared=tables, notify=announce)
             return self._compiled.step(inputs, state)
         except CompileError as error:
             self.failed, self._compiled = True, None
             announce(f"acting goes on in eager mode: {error}")
             return None
-
-    def made(self, inputs: Tensors, state: Tensors) -> CompiledStep | GraphStep:
-        """The step, ready to run."""
-        return CompiledStep(self.step, inputs, state, shared=tables_in(inputs), notify=announce)
-
-
-class GraphCode(MachineCode):
-    """Runs a step as a CUDA graph; the step may write its state in place."""
-
-    def made(self, inputs: Tensors, state: Tensors) -> GraphStep:
-        """The step, captured when it runs."""
-        return GraphStep(self.step, tables_in(inputs))
 
 
 class ActorCriticMachine(MachineCode):
@@ -221,7 +199,7 @@ class ActorCriticMachine(MachineCode):
 
     def __init__(self, policy: MemoryPolicy) -> None:
         super().__init__(ActorCriticStep(policy).eval())
-        self.graph = GraphCode(ActorCriticStep(policy, overwrites=True).eval())
+        self.graph = MachineCode(ActorCriticStep(policy, overwrites=True).eval(), graph=True)
 
     def __call__(
         self,
@@ -243,8 +221,7 @@ class ActorCriticMachine(MachineCode):
         if found is None:
             return None
         actions = leaves_of("action", found)
-        previous = leaves_of("previous_action", tensors) or actions
-        after = PolicyState(state.actor, state.critic, previous, state.previous_reward)
+        after = replace(state, previous_action=leaves_of("previous_action", tensors) or actions)
         return actions, found["value"], found["log_prob"], after
 
 
@@ -280,11 +257,6 @@ class DecisionMachine(LeftBehind):
         inputs = step.inputs(observations, start, reward, target_return, noise)
         found = self._machines[way].run(inputs | prefixed(TABLE, tables), tensors)
         return None if found is None else (leaves_of("action", found), step.from_dict(tensors))
-
-
-def tables_in(inputs: Tensors) -> list[str]:
-    """The names of inputs that depend on weights alone."""
-    return [name for name in inputs if name.startswith(f"{TABLE}.")]
 
 
 def announce(line: str) -> None:

@@ -12,7 +12,7 @@ from rltransformers.export.graphs import GraphStep
 from rltransformers.policies import steps
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState, with_reward
-from rltransformers.policies.steps import TABLE, ActorCriticMachine, ActorCriticStep, GraphCode, tables_in
+from rltransformers.policies.steps import TABLE, ActorCriticMachine, ActorCriticStep
 from tests.export.tape import Captures
 
 BATCH = 3
@@ -91,12 +91,6 @@ def test_only_the_clock_and_small_tensors_of_the_state_are_copied() -> None:
     assert {name for name in step.to_dict(state) if "ring" in name} == graph._in_place
 
 
-def test_tables_stay_where_they_are() -> None:
-    assert tables_in({"table.layer0.position": torch.zeros(1), "observation": torch.zeros(1)}) == [
-        "table.layer0.position"
-    ]
-
-
 def test_a_step_without_a_graph_is_announced_once_and_taken_by_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(steps, "announce", lines.append)
@@ -104,7 +98,6 @@ def test_a_step_without_a_graph_is_announced_once_and_taken_by_the_policy(monkey
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: torch.tensor(1).to("meta").item())
     policy = new_policy("gtrxl")
     code = ActorCriticMachine(policy).graph
-    assert isinstance(code, GraphCode)
     step: Any = code.step
     observations, first = draw(torch.Generator().manual_seed(1))
     with torch.inference_mode():
