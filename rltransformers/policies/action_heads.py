@@ -6,7 +6,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import shown
-from rltransformers.core.spaces import check_supported, check_width, leaf_spaces
+from rltransformers.core.spaces import Space, check_supported, check_width, leaf_spaces
 from rltransformers.core.spec import Choice
 from rltransformers.core.values import NOT_FINITE, all_finite, finite, named
 from rltransformers.policies.action_leaves import (
@@ -62,7 +61,7 @@ class ActionHead(nn.Module):
 
     def __init__(
         self,
-        space: gym.Space[Any],
+        space: Space,
         width: int,
         *,
         log_std: float | None = None,
@@ -90,7 +89,7 @@ class ActionHead(nn.Module):
 
     def _leaf(
         self,
-        space: gym.Space[Any],
+        space: Space,
         width: int | None,
         log_std: float | None,
         predicts_deviation: bool,
@@ -276,7 +275,7 @@ def draw_noise(
     return np.concatenate([draw_noise(noise, 1, each, kind) for each in source])
 
 
-def as_arrays(actions: Mapping[str, Tensor], leaves: Mapping[str, gym.Space[Any]]) -> dict[str, np.ndarray]:
+def as_arrays(actions: Mapping[str, Tensor], leaves: Mapping[str, Space]) -> dict[str, np.ndarray]:
     """Actions [N, ...] by path in the types of their leaves.
 
     Raises:
@@ -298,7 +297,7 @@ def as_arrays(actions: Mapping[str, Tensor], leaves: Mapping[str, gym.Space[Any]
 
 
 def blank_invalid(
-    spaces_: Mapping[str, gym.Space[Any]], values: Mapping[str, Tensor], valid: Bool[Tensor, "..."]
+    spaces_: Mapping[str, Space], values: Mapping[str, Tensor], valid: Bool[Tensor, "..."]
 ) -> dict[str, Tensor]:
     """Values by leaf path with a legal constant (0, or the first class) wherever ``valid`` is False."""
     blanked = {}

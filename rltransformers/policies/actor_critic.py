@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.ranges import strict
+from rltransformers.core.spaces import Space
 from rltransformers.data.rollout import Segment
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
@@ -25,7 +26,6 @@ from rltransformers.policies.memory_policy import (
     AdamOptions,
     MemoryPolicy,
     PolicyState,
-    Space,
     StepInputs,
     add_losses,
     hidden_layer,

@@ -7,12 +7,12 @@ Axes: J alternatives of an action, A numbers of one (as ``ActionHead.as_numbers`
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium as gym
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.spaces import Space
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import BinaryAction, CategoricalAction, ContinuousAction
 from rltransformers.policies.encoders import ObservationEncoder
@@ -25,9 +25,7 @@ MAX_ALTERNATIVES = 64
 class Critic(nn.Module):
     """Q(s, a) by three hidden layers of ReLU; the first is linear in observation and action side by side."""
 
-    def __init__(
-        self, observation_space: gym.Space[Any], numbers: int, width: int, leaves: Mapping[str, LeafChoice]
-    ) -> None:
+    def __init__(self, observation_space: Space, numbers: int, width: int, leaves: Mapping[str, LeafChoice]) -> None:
         super().__init__()
         self.encoder = ObservationEncoder(observation_space, width, leaves)
         self.action = nn.Linear(numbers, width, bias=False)
@@ -54,7 +52,7 @@ class TwinCritics(nn.Module):
 
     def __init__(
         self,
-        observation_space: gym.Space[Any],
+        observation_space: Space,
         numbers: int,
         width: int = 256,
         leaves: Mapping[str, LeafChoice] | None = None,

@@ -8,7 +8,6 @@ K steps of a window, G tokens per step, W model width, A head outputs.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,7 +19,7 @@ from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observe
 from rltransformers.core.described import count
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import shown
-from rltransformers.core.spaces import leaf_spaces, normalized_leaves
+from rltransformers.core.spaces import Space, leaf_spaces, normalized_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.core.values import to_tensor
 from rltransformers.functional.call import EVERY, Context
@@ -72,8 +71,8 @@ class DecisionPolicy(nn.Module):
 
     def __init__(
         self,
-        observation_space: gym.Space[Any],
-        action_space: gym.Space[Any],
+        observation_space: Space,
+        action_space: Space,
         backbone: BackboneConfig,
         *,
         return_conditioned: bool = True,

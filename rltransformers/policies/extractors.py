@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium as gym
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first, preprocess_obs
@@ -13,10 +12,9 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError, did_you_mean, one_line
-from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.policies.registered import check_alike, check_modes, check_rows
 
-Space = gym.Space[Any]
 Extractor = str | type[BaseFeaturesExtractor]
 
 

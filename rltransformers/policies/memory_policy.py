@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partialmethod
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypedDict, cast
 
-import gymnasium as gym
 import numpy as np
 import torch
 from annotated_types import Ge, Le, Lt
@@ -29,6 +28,7 @@ from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import Fraction, Weight, check, shown, strict
 from rltransformers.core.spaces import (
+    Space,
     box_bounds,
     check_supported,
     check_width,
@@ -62,7 +62,6 @@ from rltransformers.policies.output import PolicyOutput
 from rltransformers.policies.own_policies import policy_settings, stored_kwargs
 from rltransformers.policies.stored_size import check_stored_size
 
-Space = gym.Space[Any]
 GIVEN_FIRST = ("observation_space", "action_space", "lr_schedule")
 """Positional arguments of a policy in the order in which Stable-Baselines3 gives them."""
 NOTHING = slice(0, 0)

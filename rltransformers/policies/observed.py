@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-import gymnasium as gym
 from torch import nn
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import check
-from rltransformers.core.spaces import leaf_spaces, space_from_leaves
+from rltransformers.core.spaces import Space, leaf_spaces, space_from_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor, FeaturesExtractor
@@ -52,7 +51,7 @@ class Encoding:
             "leaves": {path: choice.to_dict() for path, choice in self.leaves.items()},
         }
 
-    def encoder(self, space: gym.Space[Any], width: int) -> nn.Module:
+    def encoder(self, space: Space, width: int) -> nn.Module:
         """From the leaves of a space by path to one token of ``width`` numbers.
 
         Raises:
@@ -83,7 +82,7 @@ def read_observation(value: Mapping[str, Any] | None, path: str = "observation")
 
 
 def observation_parts(
-    space: gym.Space[Any], config: BackboneConfig, encoding: Encoding
+    space: Space, config: BackboneConfig, encoding: Encoding
 ) -> tuple[nn.Module | None, SetEncoder | None]:
     """Encoder of the token, of all leaves but those of the elements, and encoder of the elements; None for nothing.
 
@@ -98,5 +97,5 @@ def observation_parts(
             )
         return encoding.encoder(space, config.width), None
     elements = build_encoder(encoding.elements, space, config.width)
-    others = {path: leaf for path, leaf in leaf_spaces(space).items() if path not in elements.paths}
+    others = {path: leaf for path, leaf in leaf_spaces(space).items() if path not in elements.elements.paths}
     return encoding.encoder(space_from_leaves(others), config.width) if others else None, elements

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import gymnasium as gym
-
-from rltransformers.core.spaces import leaf_spaces, nest_leaves
+from rltransformers.core.spaces import Space, leaf_spaces, nest_leaves
 
 Kinds = dict[str, dict[str, Any]]
 """Values by kind (a field of ``PolicyOutput``) and leaf of the action; the path of numbers of whole actions is ""."""
@@ -48,7 +46,7 @@ class PolicyOutput:
     state: Any = None
 
     @classmethod
-    def of(cls, action_space: gym.Space[Any], kinds: Mapping[str, Mapping[str, Any]], state: Any = None) -> Self:
+    def of(cls, action_space: Space, kinds: Mapping[str, Mapping[str, Any]], state: Any = None) -> Self:
         """The record of these values, nested as the action space."""
         nested = {
             kind: nest_leaves(action_space, {path: kinds[kind].get(path) for path in leaf_spaces(action_space)})

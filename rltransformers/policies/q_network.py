@@ -20,6 +20,7 @@ from rltransformers.backbone import BackboneConfig, Record, State
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import UnitInterval, strict
+from rltransformers.core.spaces import Space
 from rltransformers.data.replay import Window
 from rltransformers.functional.modules import approach
 from rltransformers.policies.action_heads import ActionHead
@@ -31,7 +32,6 @@ from rltransformers.policies.memory_policy import (
     AdamOptions,
     MemoryPolicy,
     PolicyState,
-    Space,
     StepInputs,
     TokenBackbone,
     hidden_layer,

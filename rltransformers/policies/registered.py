@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import gymnasium as gym
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -13,6 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from rltransformers.core.errors import ConfigError, did_you_mean, one_line
 from rltransformers.core.ranges import check, shown
+from rltransformers.core.spaces import Space
 
 Maker = Callable[..., nn.Module]
 BUILT_IN = ("vector", "index", "image")
@@ -82,7 +82,7 @@ class OwnEncoder(nn.Module):
             or computes something else in training than in acting.
     """
 
-    def __init__(self, space: gym.Space[Any], width: int, choice: LeafChoice, example: Tensor) -> None:
+    def __init__(self, space: Space, width: int, choice: LeafChoice, example: Tensor) -> None:
         super().__init__()
         self.shape, self.width = tuple(space.shape or ()), width
         what = f"encoder {choice.name!r}"

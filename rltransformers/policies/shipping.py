@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -20,15 +19,13 @@ from torch import Tensor, nn
 from rltransformers.backbone import Backbone
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spaces import space_to_json
+from rltransformers.core.spaces import Space, space_to_json
 from rltransformers.export.files import write_step
 from rltransformers.export.step import Tensors
 from rltransformers.policies.action_heads import ActionHead, blank_invalid, noise_of
 from rltransformers.policies.decider import Decider
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, announce, leaf_name
-
-Space = gym.Space[Any]
 
 
 @dataclass(frozen=True)

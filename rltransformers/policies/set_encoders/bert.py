@@ -3,8 +3,6 @@
 Axes: B observations, N elements, H heads, Dh width of a head.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from rltransformers.core.spec import Spec, Traits
@@ -15,28 +13,18 @@ class SelfAttention(Attention):
     """Softmax over all elements that exist."""
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
-        """Per head."""
         return attend(q, k, v, exists)
 
 
-@dataclass(frozen=True)
-class Options(EncoderOptions):
-    """Options of BERT: those that all encoders have."""
-
-
-def build(elements: int, width: int, options: Options) -> PostNormStack:
-    """Build layers with a norm behind every residual sum, GELU, and a norm of the tokens in front.
-
-    In the paper a token of its own, [CLS], stands for the sequence and segments have embeddings; here one seed pools
-    (Lee et al. 2019). Weights start as PyTorch's linear layers, there as N(0, 0.02^2); dropout is 0.
-    """
+def build(elements: int, width: int, options: EncoderOptions) -> PostNormStack:
+    """Build layers with a norm behind every residual sum, GELU, and a norm of the tokens in front."""
     attentions = [SelfAttention(width, options.heads) for _ in range(options.layers)]
     return PostNormStack(width, attentions, options.ff_width or 4 * width)
 
 
 SPEC = Spec(
     id="E1", name="bert", axis="encoder", paper="Devlin et al. 2018, arXiv 1810.04805",
-    summary="Every element of an observation reads all elements.", build=build, options=Options,
+    summary="Every element of an observation reads all elements.", build=build, options=EncoderOptions,
     example={"observation": {"encoder": {"name": "bert", "layers": 1}}},
     traits=Traits(
         causality="N/A",

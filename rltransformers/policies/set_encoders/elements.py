@@ -5,9 +5,7 @@ Axes: ... any leading axes, N elements, F numbers of an element, W width.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -17,12 +15,10 @@ from torch import Tensor, nn
 from rltransformers.backbone.rules import nearest_divisors
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.pictures import as_picture, is_image
-from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.set_encoders.interface import EncoderOptions, Position, check_table
 from rltransformers.positions.interface import sinusoid
-
-Space = gym.Space[Any]
 
 
 @dataclass(frozen=True)
@@ -59,11 +55,7 @@ def patches_of(image: Shaped[Tensor, "*n"], axes: int, patch: int, channels_firs
 
 
 def layout_of(space: Space, options: EncoderOptions) -> Layout:
-    """How the leaf holds elements.
-
-    Raises:
-        ConfigError: with the reason why it does not.
-    """
+    """How the leaf holds elements; raise ConfigError with the reason why it does not."""
     size, patch = options.element_size, options.patch
     if not isinstance(space, spaces.Box | spaces.MultiDiscrete):
         raise ConfigError("elements are numbers (Box), symbols (MultiDiscrete) or patches of an image (Box of uint8)")
@@ -118,11 +110,7 @@ def _image(space: Space, patch: int | None) -> Layout:
 
 
 def find_leaf(space: Space, options: EncoderOptions) -> tuple[str, Layout]:
-    """Path and layout of the leaf that holds the elements.
-
-    Raises:
-        ConfigError: no leaf does, or several do and ``leaf`` does not say which, or the one it says does not.
-    """
+    """Path and layout of the leaf that holds the elements; raise ConfigError unless there is exactly one."""
     leaves = leaf_spaces(space)
     if options.leaf is not None:
         leaves = {options.leaf: _named(leaves, options.leaf, "leaf")}
@@ -179,12 +167,10 @@ class Elements(nn.Module):
 
     @property
     def count(self) -> int:
-        """N."""
         return self.layout.count
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The leaves that are read."""
         return (self.leaf,) if self.mask is None else (self.leaf, self.mask)
 
     def _place(self, position: Position, width: int) -> None:
@@ -194,7 +180,6 @@ class Elements(nn.Module):
         of PyTorch, and places of 0.02 would drown: two observations that differ in the place of a 1 differed by 0.001
         of their token, and a policy did not learn to tell them apart.
         """
-        self.places: Tensor | None
         if position == "learned":
             check_table("the table of learned positions", self.count, width, "use larger elements, or position: none")
             self.places = nn.Parameter(0.5 * torch.randn(self.count, width))
@@ -203,7 +188,6 @@ class Elements(nn.Module):
         self.register_buffer("places", rows, persistent=False)
 
     def forward(self, leaves: Mapping[str, Tensor]) -> tuple[Float[Tensor, "*n N W"], Bool[Tensor, "*n N"]]:
-        """From leaves [..., leaf shape] by path."""
         x = self.cut(leaves[self.leaf])
         exists = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
         if self.mask is not None:
@@ -212,7 +196,6 @@ class Elements(nn.Module):
         return tokens if self.places is None else tokens + self.places, exists
 
     def cut(self, leaf: Shaped[Tensor, "*n"]) -> Shaped[Tensor, "*m N F"]:
-        """The elements of a leaf."""
         layout = self.layout
         if layout.patch:
             return patches_of(leaf, len(layout.shape), layout.patch, layout.channels_first)

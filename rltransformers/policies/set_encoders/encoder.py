@@ -5,19 +5,18 @@ Axes: ... any leading axes, usually [B, T], N elements, W width.
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
-import gymnasium as gym
 from torch import Tensor, nn
 
 from rltransformers.backbone.rules import nearest_divisors
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.spaces import Space
 from rltransformers.core.spec import Choice
 from rltransformers.policies.set_encoders.elements import Elements
 from rltransformers.policies.set_encoders.interface import Encoded, EncoderOptions, Pooling, check_table
 
 
-def build_encoder(choice: Choice, space: gym.Space[Any], width: int) -> "SetEncoder":
+def build_encoder(choice: Choice, space: Space, width: int) -> "SetEncoder":
     """The encoder that a choice says, for observations of a space, with rows of ``width`` numbers.
 
     Raises:
@@ -48,18 +47,8 @@ class SetEncoder(nn.Module):
         super().__init__()
         self.elements, self.stack, self.pooling = elements, stack, pooling
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The leaves that it reads: the elements and, if there is one, their mask."""
-        return self.elements.paths
-
-    @property
-    def count(self) -> int:
-        """N."""
-        return self.elements.count
-
     def forward(self, leaves: Mapping[str, Tensor]) -> Encoded:
-        """From leaves [..., leaf shape] by path; others than ``paths`` are not looked at."""
+        """From leaves [..., leaf shape] by path."""
         tokens, exists = self.elements(leaves)
         lead, (count, width) = tokens.shape[:-2], tokens.shape[-2:]
         flat = exists.reshape(math.prod(lead), count)

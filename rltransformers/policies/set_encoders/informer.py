@@ -72,7 +72,6 @@ class ProbSparseAttention(Attention):
         self.register_buffer("draws", draws, persistent=False)
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
-        """Per head."""
         with torch.no_grad():
             index = most_active(q, k, sampled_keys(self.draws, exists), exists, self.active)
         index = index[..., None].expand(-1, -1, -1, q.shape[-1])
@@ -103,11 +102,8 @@ class Options(EncoderOptions):
 def build(elements: int, width: int, options: Options) -> PostNormStack:
     """Build ProbSparse attention, unmasked, in post-norm layers with GELU.
 
-    The mean of sampled products divides by their number; the authors' code divides their sum by N. Samples are drawn
-    once, the same for all heads and observations, from the elements that exist; there anew in every call. Equal
-    measures are ordered as ``torch.topk`` does. The distilling between layers (equation 5) is left out: it would merge
-    neighbors of a set, and its batch norm would let observations change each other; so is the layer norm behind
-    the last layer.
+    The distilling between layers (equation 5) is left out: it would merge neighbors of a set, and its batch norm would
+    let observations change each other.
 
     Compared with github.com/zhouhaoyi/Informer2020 at 29f2a73 (two times ``EncoderLayer`` with ``ProbAttention``, no
     mask), with its weights and our samples, in float64: largest error 5.6e-16 once the measure there divides

@@ -65,11 +65,7 @@ class Encoded:
 
 
 def check_table(what: str, rows: int, columns: int, way_out: str) -> None:
-    """Raise unless ``rows`` times ``columns`` numbers fit into what a layer may take.
-
-    Raises:
-        ConfigError: they take more than ``LARGEST_LAYER`` bytes.
-    """
+    """Raise ConfigError if ``rows`` times ``columns`` numbers take more than ``LARGEST_LAYER`` bytes."""
     if 4 * rows * columns > LARGEST_LAYER:
         raise ConfigError(
             f"{what} takes {rows:,} x {columns:,} numbers, {4 * rows * columns / 2**20:,.0f} MiB; at most "
@@ -118,7 +114,6 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
-        """Values that every element reads of the others and itself."""
         q, k, v = (split_heads(layer(x), self.heads) for layer in (self.query, self.key, self.value))
         return self.out(joined_heads(self.read(q, k, v, exists)))
 
@@ -142,7 +137,6 @@ class FeedForward(nn.Module):
         self.first, self.second = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: Float[Tensor, "*n W"]) -> Float[Tensor, "*n W"]:
-        """Row by row."""
         return self.second(self.activation(self.first(x)))
 
 
@@ -156,7 +150,6 @@ class PostNormLayer(nn.Module):
         self.feed_forward = FeedForward(width, ff_width, F.gelu)
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
-        """One layer."""
         x = normalized(self.attention_norm, x + self.attention(x, exists))
         return normalized(self.norm, x + self.feed_forward(x))
 
@@ -205,6 +198,5 @@ class Pooling(nn.Module):
         self.block = AttentionBlock(width, heads, ff_width)
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B W"]:
-        """One vector for all elements that exist."""
         pooled: Tensor = self.block(self.seed.expand(x.shape[0], -1, -1), self.feed_forward(x), exists)
         return pooled.squeeze(1)

@@ -69,8 +69,6 @@ class Options(EncoderOptions):
 def build(elements: int, width: int, options: Options) -> PostNormStack:
     """Build the layers of BERT, as in the paper, with projections over the fixed N.
 
-    Rows of elements that do not exist are left out of E k and F v; nothing makes up for their number.
-
     Compared with github.com/lucidrains/linformer at 970e1c3, one layer of attention with its weights, in float64:
     largest error 1.3e-15, also where the last elements are absent. There E starts uniform in +-c^-1/2, layers have
     their norms in front, and ``share_kv`` makes one map of that of keys and that of values, too.

@@ -69,7 +69,6 @@ class NystromAttention(Attention):
         self.kernel = nn.Parameter(torch.empty(heads, taps).uniform_(-1, 1) / math.sqrt(taps)) if taps else None
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
-        """Per head."""
         found = nystrom(q, k, v, exists, self.segments, self.iterations)
         if self.kernel is None:
             return found
@@ -94,11 +93,6 @@ class Options(EncoderOptions):
 
 def build(elements: int, width: int, options: Options) -> PostNormStack:
     """Build Nystrom attention in the layers of BERT, as in the paper.
-
-    The pseudo-inverse starts from the norms of every matrix, in the authors' default from those of the whole batch.
-    Segments may differ in length by one, and means are over the elements that exist; there N is a multiple of the
-    landmarks and means count absent elements as zeros. There L = N is plain softmax attention, here it is not until the
-    pseudo-inverse is exact.
 
     Compared with github.com/mlpen/Nystromformer at 5689313 (``NystromAttention`` with the start per matrix and the
     convolution), in float64: largest error 1.8e-15; 0.04 against their default start.

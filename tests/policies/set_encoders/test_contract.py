@@ -68,7 +68,7 @@ def test_examples_build_and_are_written_as_they_are_read(name: str) -> None:
 def test_shapes_and_rows_of_absent_elements(name: str) -> None:
     encoder, leaves = encoder_of(ROWS[name]), observations()
     found = encoder(leaves)
-    assert encoder.paths == ("units", "alive") and encoder.count == ELEMENTS
+    assert encoder.elements.paths == ("units", "alive") and encoder.elements.count == ELEMENTS
     assert found.rows.shape == (*LEAD, ELEMENTS, WIDTH) and found.pooled.shape == (*LEAD, WIDTH)
     assert torch.equal(found.exists, leaves["alive"].bool())
     assert torch.equal(found.rows.ne(0).any(-1), found.exists)

@@ -133,11 +133,11 @@ MANY = spaces.Dict(
 
 
 def test_the_only_leaf_that_can_is_taken() -> None:
-    assert encoder_of(MANY, patch=2).paths == ("camera",)
+    assert encoder_of(MANY, patch=2).elements.paths == ("camera",)
     one = spaces.Dict({path: leaf for path, leaf in MANY.items() if path != "hand"})
-    assert encoder_of(one, mask="alive").paths == ("units", "alive")
+    assert encoder_of(one, mask="alive").elements.paths == ("units", "alive")
     nested = spaces.Dict({"team": spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (7, 3))])})
-    assert encoder_of(nested).paths == ("team/1",)
+    assert encoder_of(nested).elements.paths == ("team/1",)
     assert encoder_of(spaces.Box(-1, 1, (7, 3)), leaf="").paths == ("",)
 
 
