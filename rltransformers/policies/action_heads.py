@@ -139,9 +139,17 @@ class ActionHead(nn.Module):
         """The token of an action: the sum of its leaves' embeddings."""
         return _total([leaf.embed(actions[path]) for path, leaf in self.by_path.items()])
 
-    def draw(self, rows: int, generator: torch.Generator | None) -> Float[Tensor, "R U"]:
-        """Noise for ``decode``: uniform numbers in [0, 1) for classes and bits, standard normal ones for Boxes."""
+    def draw(
+        self, rows: int, generator: torch.Generator | Sequence[np.random.Generator] | None
+    ) -> Float[Tensor, "R U"]:
+        """Noise for ``decode``: uniform numbers in [0, 1) for classes and bits, standard normal ones for Boxes.
+
+        Args:
+            generator: of all rows, or one of numpy for each.
+        """
         like = self.linear.weight
+        if generator is not None and not isinstance(generator, torch.Generator):
+            return torch.as_tensor(draw_noise(noise_of(self), rows, generator, np.float32), device=like.device)
         parts = [
             (torch.randn if leaf.normal_noise else torch.rand)(
                 rows, leaf.draws, generator=generator, device=like.device, dtype=like.dtype

@@ -41,7 +41,7 @@ from rltransformers.core.values import NOT_FINITE, to_tensor
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 from rltransformers.functional.call import EVERY
 from rltransformers.memory.interface import Cached
-from rltransformers.policies.action_heads import ActionHead, as_arrays, blank_invalid, draw_noise, noise_of
+from rltransformers.policies.action_heads import ActionHead, as_arrays, blank_invalid
 from rltransformers.policies.deep_losses import Targets, tell_deep_losses
 from rltransformers.policies.encoders import ObservationEncoder, Observed, observe, unbounded
 from rltransformers.policies.extractors import Extractor
@@ -66,8 +66,6 @@ GIVEN_FIRST = ("observation_space", "action_space", "lr_schedule")
 """Positional arguments of a policy in the order in which Stable-Baselines3 gives them."""
 NOTHING = slice(0, 0)
 """Ask for no outputs, only for the memory after all steps."""
-
-
 Decay = Annotated[float, Ge(0), Lt(1)]
 
 
@@ -170,14 +168,9 @@ def check_dropout(config: BackboneConfig) -> None:
 
 
 class MemoryPolicy(BasePolicy):
-    """Observation tokens and a backbone with memory; what heads make of its features is up to a subclass.
+    """Observation tokens and a backbone with memory; a subclass sets ``action_head``, and ``_read`` reads features.
 
-    A subclass sets ``action_head`` and says in ``_read`` what it reads of features.
-
-    Arguments are those of ``GTrXLPolicy``.
-
-    Raises:
-        ConfigError: for an unsupported space, a setting outside its range, or dropout above 0.
+    Arguments and errors are those of ``GTrXLPolicy``.
     """
 
     action_head: ActionHead
@@ -339,11 +332,7 @@ class MemoryPolicy(BasePolicy):
     def decide(
         self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor, noise: Tensor | None
     ) -> tuple[dict[str, dict[str, Tensor]], PolicyState]:
-        """``step`` in eager mode: fields of ``PolicyOutput`` by leaf, with unclipped actions, and the next state.
-
-        Raises:
-            DataError: an episode is longer than a position table; the state is as it was.
-        """
+        """``step`` in eager mode: fields of ``PolicyOutput`` by leaf, with unclipped actions, and the next state."""
         self.check_places(state, first)
         outputs, values, after = self.network_step(observations, state, first, self.tables.current())
         actions = self.action_head.decode(outputs, noise)
@@ -352,11 +341,7 @@ class MemoryPolicy(BasePolicy):
 
     @torch.inference_mode()
     def values(self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor) -> Tensor:
-        """Values [B] of observations that would come next; the state is left as it is.
-
-        Raises:
-            DataError: an episode is longer than a position table.
-        """
+        """Values [B] of observations that would come next; the state is left as it is. Raises as ``step``."""
         self.check_places(state, first)
         return self.network_step(observations, state, first, self.tables.current())[1]
 
@@ -413,8 +398,7 @@ class MemoryPolicy(BasePolicy):
     def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
         """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped.
 
-        Raises:
-            DataError: for a Box that holds no finite numbers.
+        Raises DataError for a Box that holds no finite numbers.
         """
         leaves = as_arrays(self.action_head.execute(actions), self.action_head.spaces)
         if "" in leaves:
@@ -467,16 +451,8 @@ class MemoryPolicy(BasePolicy):
         start = fit_starts(episode_start, n, all_begin=state is None)
         rewards = None if reward is None else fit_rewards(reward, start)
         state = self.initial_state(n) if state is None else self._continue(state, start, rewards)
-        first = to_tensor(start, self.device)
-        noise: Tensor | None = None
-        if not deterministic:
-            if generator is None or isinstance(generator, torch.Generator):
-                noise = self.action_head.draw(n, generator)
-            else:
-                noise = torch.as_tensor(
-                    draw_noise(noise_of(self.action_head), n, generator, np.float32), device=self.device
-                )
-        actions, values, log_probs, state = self.step(leaves, state, first, noise)
+        noise = None if deterministic else self.action_head.draw(n, generator)
+        actions, values, log_probs, state = self.step(leaves, state, to_tensor(start, self.device), noise)
         if not math.isfinite(float((values + log_probs).sum())):
             raise DataError(f"the policy's values or log-probabilities are not finite; {NOT_FINITE}")
         environment_actions = self.environment_actions(actions)

@@ -16,6 +16,7 @@ from torch import Tensor
 from rltransformers.agents import GTrXLDQN
 from rltransformers.backbone import Record
 from rltransformers.data.replay import Window
+from rltransformers.policies.memory_policy import StepInputs
 from rltransformers.policies.q_network import GTrXLQPolicy
 from tests.agents.replayed import SEGMENT, agent, collect, replay_of, strolls, train_on
 from tests.agents.tiny_envs import AnySpace
@@ -52,13 +53,14 @@ def values(policy: Any, parts: Any, window: Any, record: Record | None = None) -
     steps = [window.observations, window.previous_actions, window.previous_rewards, window.first]
     cut = window.context
 
-    def part(of: slice) -> list[Any]:
-        return [{k: v[:, of] for k, v in each.items()} if isinstance(each, dict) else each[:, of] for each in steps]
+    def part(of: slice) -> StepInputs:
+        observations, actions = ({k: v[:, of] for k, v in each.items()} for each in steps[:2])
+        return StepInputs(observations, actions, steps[2][:, of], steps[3][:, of])
 
     if cut:
         with torch.no_grad():
-            _, state = actor(*part(slice(0, cut)), state, None)
-    features, _ = actor(*part(slice(cut, None)), state, record)
+            _, state = actor(part(slice(0, cut)), state, None)
+    features, _ = actor(part(slice(cut, None)), state, record)
     found: Tensor = head(hidden(features))
     return found
 
