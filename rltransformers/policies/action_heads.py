@@ -144,8 +144,7 @@ class ActionHead(nn.Module):
     ) -> Float[Tensor, "R U"]:
         """Noise for ``decode``: uniform numbers in [0, 1) for classes and bits, standard normal ones for Boxes.
 
-        Args:
-            generator: of all rows, or one of numpy for each.
+        It comes from one ``generator`` of torch, or from one of numpy for each row.
         """
         like = self.linear.weight
         if generator is not None and not isinstance(generator, torch.Generator):
@@ -265,10 +264,7 @@ def draw_noise(
 ) -> NDArray[Any]:
     """Numbers [B, U] drawn with numpy, the same on every device: of one generator, or of one for each row.
 
-    With one for each row no row changes the numbers of another.
-
-    Raises:
-        ConfigError: for another number of generators than rows.
+    Raises ConfigError for another number of generators than rows.
     """
     if isinstance(source, np.random.Generator):
         parts = [
@@ -284,11 +280,7 @@ def draw_noise(
 
 
 def as_arrays(actions: Mapping[str, Tensor], leaves: Mapping[str, Space]) -> dict[str, np.ndarray]:
-    """Actions [N, ...] by path in the types of their leaves.
-
-    Raises:
-        DataError: for a Box that holds no finite numbers.
-    """
+    """Actions [N, ...] by path in the types of their leaves; raise DataError for a Box that is not finite."""
     arrays = {}
     for path, value in actions.items():
         leaf, rows = leaves[path], value.cpu().numpy()
@@ -311,8 +303,7 @@ def blank_invalid(
     blanked = {}
     for path, space in spaces_.items():
         value = values[path]
-        first = space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
-        legal = torch.as_tensor(first, dtype=value.dtype, device=value.device)
+        legal = torch.as_tensor(getattr(space, "start", 0), dtype=value.dtype, device=value.device)
         mask = valid.reshape(*valid.shape, *[1] * (value.dim() - valid.dim()))
         blanked[path] = torch.where(mask, value, legal)
     return blanked

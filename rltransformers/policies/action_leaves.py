@@ -155,9 +155,7 @@ class BoxAction(ActionLeaf):
 class ContinuousAction(BoxAction):
     """A Box leaf of which one action is predicted, in head units; actions are those of the environment.
 
-    Args:
-        width: of the tokens; None for no tokens.
-        units: as for ``BoxAction``.
+    ``width`` is that of the tokens; None for no tokens.
     """
 
     draws = 0

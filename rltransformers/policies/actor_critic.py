@@ -55,10 +55,9 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class SegmentEvaluation:
-    """Evaluation of the steps of a whole segment, each [B, T]; ``last`` is the evaluation of its end.
+    """Evaluation of the steps of a whole segment, each [B, T]; ``outputs`` [B, T, A] are those of the action head.
 
-    ``outputs`` [B, T, A] are those of the action head. ``last`` holds the memory after the segment and the auxiliary
-    loss of all of it.
+    ``last`` is the evaluation of its end, with the memory after the segment and the auxiliary loss of all of it.
     """
 
     outputs: Tensor
@@ -98,10 +97,8 @@ class GTrXLPolicy(MemoryPolicy):
         optimizer_kwargs: keywords of Adam beside the learning rate, see ``AdamOptions``.
 
     Raises:
-        ConfigError: for an unsupported space, a setting outside its range, or dropout above 0 (see below).
-
-    Dropout must be 0: the action probabilities of the rollout and of the update would differ, and the ratio between
-    them, which the update relies on, would be noise.
+        ConfigError: for an unsupported space, a setting outside its range, or dropout above 0: the action
+            probabilities of rollout and update would differ, and their ratio would be noise.
     """
 
     @strict
@@ -157,17 +154,13 @@ class GTrXLPolicy(MemoryPolicy):
     def complete(self) -> None:
         """Let the optimizer learn what a subclass put in place after it was made; agents call it once, at the start.
 
-        Raises:
-            ConfigError: a part computes something else in training than in acting.
+        Raises ConfigError for a part that computes something else in training than in acting.
         """
         check_alike(self, f"policy {type(self).__name__}")
         self.optimizer = over(self.optimizer, self.parameters())
 
     def normalize_values(self, step: float) -> PopArt:
-        """Let the value head follow the scale of its targets from now on, ``step`` of the way at a time.
-
-        The values stay as they are, and so do the optimizer and its parameters.
-        """
+        """Let the value head follow the scale of its targets by ``step`` at a time; values stay as they are."""
         self.value_net, self.popart = PopArt(self.value_net, step), step
         return self.value_net
 

@@ -45,9 +45,6 @@ class TwinCritics(nn.Module):
     Args:
         numbers: of an action, A.
         leaves: encoders of leaves of the observation by path, where it is not what the space says.
-
-    Raises:
-        ConfigError: for an observation space with an unsupported leaf.
     """
 
     def __init__(

@@ -60,7 +60,6 @@ class ActingState:
 
     @property
     def batch_size(self) -> int:
-        """B."""
         return self.step.shape[0]
 
 
@@ -269,7 +268,7 @@ class Decider:
         return (
             actions,
             outputs,
-            ActingState(reading.memory, reading.newest(), policy.embed_action(actions), asked, step),
+            ActingState(reading.memory, reading.newest(), policy.head.embed(actions), asked, step),
         )
 
     def goals(self, asked: Float[Tensor, " B"], step: Int[Tensor, " B"]) -> Float[Tensor, "B C"]:
@@ -342,9 +341,6 @@ class Reading:
     """Feeds the tokens of one step, a part at a time, to what acting remembers; holds what it remembers then.
 
     Rows are environments times candidates whose pasts differ (``Decider.prefixes``), R of them.
-
-    Args:
-        task: of every environment, if the backbone reads one.
     """
 
     def __init__(
@@ -368,11 +364,7 @@ class Reading:
         self.opens = True
 
     def feed(self, new: Sequence[Float[Tensor, "R W"]], context: Context | None) -> Float[Tensor, "R W"]:
-        """Features of the last of these tokens; the first part of a step begins with the previous action.
-
-        Args:
-            context: elements that one of the tokens looks at, of every environment.
-        """
+        """Features of the last of these tokens; the first part of a step begins with the previous action."""
         tokens = torch.stack(tuple(new), 1)
         features = self._recompute(tokens) if self.memory is None else self._cached(tokens, context)
         self.opens = False

@@ -65,8 +65,7 @@ class DecisionPolicy(nn.Module):
             allows; None: where there is one.
 
     Raises:
-        ConfigError: for a space with an unsupported leaf, or without the elements that an encoder or the backbone
-            reads.
+        ConfigError: for an unsupported space, or one without the elements that an encoder or the backbone reads.
     """
 
     def __init__(
@@ -250,10 +249,6 @@ class DecisionPolicy(nn.Module):
         outputs = self(seen, done, asked, timestep, torch.ones_like(timestep, dtype=torch.bool))
         return PolicyOutput.of(self.action_space, self.fields(seen, outputs, done))
 
-    def embed_action(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... W"]:
-        """The token of an executed action."""
-        return self.head.embed(actions)
-
     def forward(
         self,
         observations: Mapping[str, Tensor],
@@ -291,14 +286,11 @@ class DecisionPolicy(nn.Module):
         valid: Bool[Tensor, "B K"],
         record: Record | None = None,
     ) -> tuple[Float[Tensor, "B K W"], Float[Tensor, "B K"] | None]:
-        """Input of the head at every step, and the predicted return-to-go in network units, where a head predicts it.
-
-        Arguments as for ``forward``.
-        """
+        """Input of the head at every step, and the return-to-go that a head predicts, in network units, or None."""
         observations = blank_invalid(self.observation_leaves, observations, valid)
         asked = torch.where(valid, return_to_go, 0.0)
         seen = self.observe(observations)
-        step = [seen.token, self.embed_action(blank_invalid(self.head.spaces, actions, valid))]
+        step = [seen.token, self.head.embed(blank_invalid(self.head.spaces, actions, valid))]
         if self.embed_return is not None:  # behind the observation that it is predicted from, else before it
             step.insert(0 if self.return_head is None else 1, self.embed_scaled(self.scaled(asked)))
         tokens = torch.stack(step, -2).flatten(1, 2)

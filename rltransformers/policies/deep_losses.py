@@ -48,11 +48,7 @@ def shifted(actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def tell_deep_losses(backbone: Backbone, record: Record, targets: Targets, progress: float) -> None:
-    """Add what the streams of a call lose to its record, by the names in the config.
-
-    Args:
-        progress: share of the training that is over, 0 to 1.
-    """
+    """Add what the streams of a call lose to its record; ``progress`` is the part of training that is over, 0 to 1."""
     streams = record.streams
     if not streams:
         return
@@ -74,10 +70,8 @@ def exits_loss(
 ) -> Float[Tensor, ""]:
     """Weighted mean of what the layers lose, plus what the predictor of exits loses against what would have been best.
 
-    ``mixed`` takes the place of the mean: what tokens lose that left after layers drawn for them.
-
-    Elbayad et al. 2020 (arXiv 1910.10073, equations 2 and 5), Schuster et al. 2022 (arXiv 2207.07061, equations 6 and
-    7).
+    ``mixed`` takes the place of the mean: what tokens lose that left after layers drawn for them. Elbayad et al. 2020
+    (arXiv 1910.10073, equations 2 and 5), Schuster et al. 2022 (arXiv 2207.07061, equations 6 and 7).
     """
     layers = len(losses)
     weights = torch.ones(layers) if options.weights == "uniform" else torch.arange(1.0, layers + 1)

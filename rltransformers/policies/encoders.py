@@ -76,12 +76,10 @@ class ObservationEncoder(nn.Module):
         chosen: encoders of leaves by path, of those names or registered ones, in place of those of the rule.
 
     Raises:
-        ConfigError: when a leaf of the space has no encoder, or would need one that fills the memory, or what is
-            chosen does not fit its leaf.
+        ConfigError: when a leaf has no encoder, needs one that fills the memory, or does not fit the chosen one.
 
     Warns:
-        UserWarning: where the shape of a Box is all that says whether it is an image: which way it was taken, and how
-            to say so.
+        UserWarning: where only its shape says whether a Box is an image: which way it was taken, and how to say so.
     """
 
     def __init__(self, space: Space, width: int, chosen: Mapping[str, LeafChoice] | None = None) -> None:
@@ -105,7 +103,7 @@ class ObservationEncoder(nn.Module):
 def _leaf_encoder(space: Space, path: str, width: int, chosen: LeafChoice | None) -> nn.Module:
     if chosen is not None and chosen.name not in BUILT_IN:
         example = torch.zeros(2, *(space.shape or ()), dtype=torch.from_numpy(np.empty(0, stored_dtype(space))).dtype)
-        return OwnEncoder(space, width, chosen, example + _start(space))
+        return OwnEncoder(space, width, chosen, example + torch.as_tensor(getattr(space, "start", 0)))
     picture = picture_of(space, path) if chosen is None else _chosen_picture(space, path, chosen)
     if picture is not None:
         assert isinstance(space, spaces.Box)
@@ -122,11 +120,7 @@ def _leaf_encoder(space: Space, path: str, width: int, chosen: LeafChoice | None
 
 
 def _chosen_picture(space: Space, path: str, chosen: LeafChoice) -> Picture | None:
-    """The picture that "image" makes of a leaf; None for "vector" and "index".
-
-    Raises:
-        ConfigError: the encoder is not for such a leaf, or has no such options.
-    """
+    """The picture that "image" makes of a leaf; None for "vector" and "index". Raises ConfigError for other leaves."""
     where = f"the observation{f' at {path!r}' if path else ''}"
     classes = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
     if chosen.name == "image":
@@ -138,11 +132,6 @@ def _chosen_picture(space: Space, path: str, chosen: LeafChoice) -> Picture | No
         fitting = "index" if classes else "vector"
         raise ConfigError(f"encoder {chosen.name!r} is not for {where}, which is {space}; take {fitting!r}")
     return None
-
-
-def _start(space: Space) -> Tensor:
-    """The least value of a leaf of classes; 0 of others."""
-    return torch.as_tensor(space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0)
 
 
 class VectorEncoder(nn.Module):

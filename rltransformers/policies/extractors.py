@@ -96,10 +96,7 @@ class LeafInput(nn.Module):
 def extractor_class(extractor: Extractor) -> type[BaseFeaturesExtractor]:
     """The class that a setting names: by itself, or as the newest one of that name that this program has defined.
 
-    Nothing is imported for it: a name in a file chooses among the classes that are there.
-
-    Raises:
-        ConfigError: there is none.
+    Nothing is imported for it: a name in a file chooses among the classes that are there. Raises ConfigError for none.
     """
     if isinstance(extractor, type) and issubclass(extractor, BaseFeaturesExtractor):
         return extractor

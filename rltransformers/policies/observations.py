@@ -42,11 +42,7 @@ class TaskLeaf(NamedTuple):
 
 
 def task_leaf(space: Space, tasks: int | None) -> TaskLeaf | None:
-    """Where an observation says which of so many tasks an episode is; None where nothing reads it.
-
-    Raises:
-        ConfigError: the space has no such leaf.
-    """
+    """Where an observation says which of so many tasks an episode is, None for None; ConfigError for no such leaf."""
     if tasks is None:
         return None
     leaf = leaf_spaces(space).get(TASK)
@@ -62,10 +58,7 @@ def fit_observation(leaves: Mapping[str, Space], observation: Any) -> tuple[dict
     """Leaves by path with a batch axis in front, and whether the observation came as a batch.
 
     Images may come with channels last where the space has them first, and the other way round, as in Stable-Baselines3.
-
-    Raises:
-        DataError: when a leaf is missing, has another shape than the space, is not finite (in float32), holds no
-            numbers, or classes outside the space.
+    Raises DataError for a leaf that is missing, of another shape, not finite (in float32), or outside of the space.
     """
     found = nested_leaves(observation)
     arrays: dict[str, np.ndarray] = {}
@@ -92,8 +85,7 @@ def fit_observation(leaves: Mapping[str, Space], observation: Any) -> tuple[dict
 def fit_sequences(leaves: Mapping[str, Space], values: Any, what: str) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
     """Leaves by path [B T, ...] of B sequences of T steps, every leaf [B, T, ...], and (B, T).
 
-    Raises:
-        DataError: for a leaf that is missing, holds no numbers, or has not these two axes in front.
+    Raises DataError for a leaf that is missing, holds no numbers, or has not these two axes in front.
     """
     found, arrays, shapes = nested_leaves(values), {}, set()
     for path, leaf in leaves.items():
@@ -116,8 +108,7 @@ def fit_sequences(leaves: Mapping[str, Space], values: Any, what: str) -> tuple[
 def fit_action_sequences(leaves: Mapping[str, Space], actions: Any, rows: int, steps: int) -> dict[str, np.ndarray]:
     """Leaves by path [B T, ...] of actions taken in B sequences of T steps; those of a Box may lie outside it.
 
-    Raises:
-        DataError: as ``fit_sequences``, for other numbers of sequences and steps, and for an action outside its space.
+    Raises DataError as ``fit_sequences``, for other sequences than ``rows`` of ``steps``, and outside of the space.
     """
     flat, shape = fit_sequences(leaves, actions, "actions")
     if shape != (rows, steps):
@@ -139,8 +130,7 @@ def flat_masks(masks: Any) -> Any:
 def fit_rewards(reward: Any, start: np.ndarray) -> np.ndarray:
     """Rewards of the last step [B] in float64; those where an episode starts are not read, and 0 here.
 
-    Raises:
-        DataError: for what is no number, not one per environment, or not finite (in float32).
+    Raises DataError for what is no number, not one per environment, or not finite (in float32).
     """
     rewards = np.where(start, 0.0, fit_vector(reward, len(start), "reward"))
     good = finite(rewards)
@@ -154,11 +144,7 @@ def fit_rewards(reward: Any, start: np.ndarray) -> np.ndarray:
 
 
 def fit_vector(values: Any, rows: int, what: str) -> np.ndarray:
-    """One number for all, or one per environment, as float64 [B].
-
-    Raises:
-        DataError: for anything else.
-    """
+    """One number for all, or one per environment, as float64 [B]; raise DataError for anything else."""
     array = _numbers(values, what)
     if array.shape not in ((), (1,), (rows,), (rows, 1)):
         raise DataError(f"{what} must be a number, or one per environment ({rows}); got shape {array.shape}")
@@ -168,8 +154,7 @@ def fit_vector(values: Any, rows: int, what: str) -> np.ndarray:
 def fit_starts(episode_start: Any, rows: int, *, all_begin: bool = False) -> np.ndarray:
     """Episode starts as booleans [B]; None means nowhere. With ``all_begin`` they are checked, and True everywhere.
 
-    Raises:
-        DataError: for what is neither True nor False (0 or 1), or not one per environment.
+    Raises DataError for what is neither True nor False (0 or 1), or not one per environment.
     """
     if episode_start is None:
         return np.full(rows, all_begin)

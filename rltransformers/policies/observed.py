@@ -52,11 +52,7 @@ class Encoding:
         }
 
     def encoder(self, space: Space, width: int) -> nn.Module:
-        """From the leaves of a space by path to one token of ``width`` numbers.
-
-        Raises:
-            ConfigError: the space or what is chosen for it cannot be had.
-        """
+        """From the leaves of a space by path to one token of ``width`` numbers; ConfigError if that cannot be had."""
         unknown = [path for path in self.leaves if path not in leaf_spaces(space)]
         if unknown:
             known = did_you_mean(unknown[0], map(repr, leaf_spaces(space)))
@@ -71,11 +67,7 @@ class Encoding:
 
 
 def read_observation(value: Mapping[str, Any] | None, path: str = "observation") -> Encoding:
-    """The encoders that the setting names.
-
-    Raises:
-        ConfigError: an unknown key, encoder or option, or a value that an option does not take.
-    """
+    """The encoders that the setting names; ConfigError for unknown keys, encoders, options and values."""
     options = check(value or {}, ObservationOptions, path)
     elements = read_encoder(options.get("encoder"), f"{path}.encoder")
     return Encoding(elements, read_leaves(options.get("leaves"), f"{path}.leaves"))

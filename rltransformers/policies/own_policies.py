@@ -48,11 +48,7 @@ def policy_settings(kind: type[BasePolicy], settings: Mapping[str, Any], prefix:
 
 
 def storable(value: Any, name: str) -> Any:
-    """``value`` if the file of a policy can hold it, with Python's numbers in place of numpy's.
-
-    Raises:
-        ConfigError: it cannot: a class that is no feature extractor, a function, an array.
-    """
+    """``value`` if the file of a policy can hold it, with Python's numbers in place of numpy's; else ConfigError."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
@@ -94,11 +90,7 @@ def check_same_network(stored: Mapping[str, Any], given: Mapping[str, Any]) -> N
 
 
 def stored_kwargs(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a policy as files hold them: a ``BackboneConfig`` as its dictionary, classes by their names.
-
-    Raises:
-        ConfigError: for a value that a file cannot hold.
-    """
+    """The keywords of a policy as files hold them: a ``BackboneConfig`` as its dictionary, classes by their names."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, BackboneConfig):

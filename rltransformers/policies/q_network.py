@@ -43,8 +43,7 @@ from rltransformers.policies.registered import check_alike
 
 
 class EpsilonGreedyAction(CategoricalAction):
-    """A Discrete leaf whose outputs are values of actions: the best one, or any allowed one with probability
-    ``epsilon``.
+    """A Discrete leaf whose outputs are values of actions: takes the best one, or with ``epsilon`` any allowed one.
 
     One number of noise decides: below 0 a random action, from 0 to ``epsilon`` a random action, above it the best. The
     numbers of ``draw`` are uniform in [0, 1); negative ones come from whoever explores at a rate of its own.
@@ -55,7 +54,6 @@ class EpsilonGreedyAction(CategoricalAction):
         self.epsilon = epsilon
 
     def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... 1"] | None = None) -> Tensor:
-        """The action of the highest value, or what ``noise`` says; it lies in [-1, 1)."""
         best = output.argmax(-1, keepdim=True)
         if noise is not None:
             share = torch.where(noise < 0.0, noise + 1.0, noise / max(self.epsilon, LEAST))
@@ -78,11 +76,9 @@ class EpsilonGreedyAction(CategoricalAction):
         return {"probabilities": self.probabilities(output), "q_values": q_values}
 
     def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
-        """Log-probability of the action where ``epsilon`` is the rate of exploration."""
         return self.probabilities(output).gather(-1, self.classes(action)).squeeze(-1).clamp(min=LEAST).log()
 
     def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
-        """Entropy in nats where ``epsilon`` is the rate of exploration."""
         chances = self.probabilities(output)
         return -(chances * chances.clamp(min=LEAST).log()).sum(-1)
 
@@ -116,16 +112,10 @@ class GTrXLQPolicy(MemoryPolicy):
         observation_space: any nesting of Box, Discrete, MultiDiscrete, MultiBinary in Dict and Tuple.
         action_space: Discrete.
         lr_schedule: learning rate by remaining progress (1 to 0).
-        backbone: a ``BackboneConfig``, its dictionary, ``{"preset": "gtrxl", "width": 64, "memory": 64}``, or a preset,
-            ``"gtrxl"``.
-        previous_action: add the action of the step before to every token.
-        previous_reward: add the reward of the step before to every token.
-        first_step: tell the network which step is the first of its episode.
-        head_width: units of one hidden layer (tanh) in front of the values; 0 for none.
         epsilon: share of random actions where ``predict`` samples (``deterministic=False``); learning explores at
             rates of its own.
-        observation, features_extractor_class, features_extractor_kwargs, action_masks: as for ``GTrXLPolicy``.
-        optimizer_kwargs: keywords of Adam beside the learning rate, see ``AdamOptions``.
+
+    Other arguments are those of ``GTrXLPolicy``.
 
     Raises:
         ConfigError: for an unsupported space, a setting outside its range, or dropout above 0.
@@ -189,13 +179,7 @@ class GTrXLQPolicy(MemoryPolicy):
         return nn.ModuleDict({name: copy.deepcopy(getattr(self, name)) for name in parts}).requires_grad_(False)
 
     def complete(self) -> None:
-        """Let optimizer and target network have what a subclass put in place after they were made.
-
-        Agents call it once, at the start. The target network copies ``actor``, ``action_hidden`` and ``action_head``.
-
-        Raises:
-            ConfigError: a part computes something else in training than in acting.
-        """
+        """As for ``GTrXLPolicy``; the target network copies ``actor``, ``action_hidden`` and ``action_head``."""
         check_alike(self, f"policy {type(self).__name__}")
         self.learned = [each for name, each in self.named_parameters() if not name.startswith("target.")]
         self.optimizer = over(self.optimizer, self.learned)
@@ -285,9 +269,8 @@ class GTrXLQPolicy(MemoryPolicy):
     # Target network
 
     def set_training_mode(self, mode: bool) -> None:
-        """Training or evaluation mode; the target network only ever evaluates."""
         super().set_training_mode(mode)
-        self.target.eval()
+        self.target.eval()  # it only ever evaluates
 
     def follow(self, tau: float) -> None:
         """Move the target network towards this one: its weights become (1 - tau) old + tau new, buffers are copied."""

@@ -54,11 +54,7 @@ class LeafChoice:
 
 
 def read_leaves(value: Mapping[str, Any] | None, path: str = "leaves") -> dict[str, LeafChoice]:
-    """Choices of encoders by leaf path, from names or {"name": ..., option: value}.
-
-    Raises:
-        ConfigError: for something else, or a name that nobody registered.
-    """
+    """Choices of encoders by leaf path, from names or {"name": ..., option: value}; ConfigError for unknown names."""
     found = {}
     for leaf, given in check(value or {}, Mapping[str, Any], path).items():
         parts = {"name": given} if isinstance(given, str) else given

@@ -82,11 +82,7 @@ def target_list(target_returns: Iterable[float] | float | None, best: float | No
 
 
 def finite_targets(target_return: Any, rows: int, return_scale: float) -> np.ndarray:
-    """Target returns [N] in float64, finite also in the units of the network.
-
-    Raises:
-        ConfigError: for another number of them than ``rows``, and for what is no finite number.
-    """
+    """Target returns [N] in float64, finite also in the units of the network; ConfigError for anything else."""
     try:
         targets = fit_vector(target_return, rows, "target_return")
     except DataError as error:

@@ -76,7 +76,6 @@ class PolicyInFile(nn.Module):
             self.register_buffer(f"table_{index}", table)
 
     def constants(self) -> Tensors:
-        """The tables, as inputs of the step inside."""
         return {name: self.get_buffer(f"table_{index}") for index, name in enumerate(self.table_names)}
 
     def typed(self, outputs: Tensors) -> Tensors:
@@ -118,7 +117,6 @@ class ActorCriticInFile(PolicyInFile):
         self.scaled_reward = None if reward_scaling is None else Scaled(reward_scaling)
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
-        """Outputs and the new state."""
         found = dict(inputs)
         for name, scaled in zip(self.scaled_names, self.scaled, strict=True):
             found[name] = scaled(found[name])
@@ -175,7 +173,6 @@ class DecisionInFile(PolicyInFile):
         self.reads_reward = self.reads_target and not decider.delayed_reward
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
-        """Outputs and the new state."""
         zeros = torch.zeros_like(inputs["start"], dtype=torch.float64)
         outputs, after = self.step({"reward": zeros, "target_return": zeros} | inputs | self.constants(), state)
         return self.typed(outputs), after
@@ -244,11 +241,7 @@ def _row(value: Tensor) -> Any:
 
 
 def longest_episode(backbone: Backbone, tokens_per_step: int, whole: bool = True) -> int | None:
-    """Steps until a position table ends, None where none does.
-
-    Args:
-        whole: whether places count from the first step of the episode.
-    """
+    """Steps until a position table ends, None where none does; ``whole``: places count from the first step."""
     steps = []
     for position in backbone.finite_positions:
         if position.timesteps is not None:

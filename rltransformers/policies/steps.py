@@ -48,7 +48,6 @@ class ActorCriticStep(nn.Module):
         self.policy, self.ships, self.overwrites = policy, ships, overwrites
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
-        """Outputs and the new state."""
         policy, head = self.policy, self.policy.action_head
         leaves, tables = leaves_of("observation", inputs), part_of(TABLE, inputs)
         outputs, values, after = policy.network_step(
@@ -73,7 +72,6 @@ class ActorCriticStep(nn.Module):
         return found | ({"reward": state.previous_reward} if self.policy.uses_previous_reward else {})
 
     def to_dict(self, state: PolicyState) -> Tensors:
-        """The state as one dictionary."""
         parts = {"actor": state.actor.tensors} | ({} if state.critic is None else {"critic": state.critic.tensors})
         if self.policy.uses_previous_action:
             # Copies, because others hold the actions that were taken: a rollout does.
@@ -81,7 +79,6 @@ class ActorCriticStep(nn.Module):
         return flat_fields(parts)
 
     def from_dict(self, inputs: Tensors, state: Tensors) -> PolicyState:
-        """The inverse of ``to_dict``."""
         critic = part_of("critic", state)
         reward = inputs.get("reward", torch.zeros_like(inputs["first"], dtype=torch.float32))
         actor, action = State(part_of("actor", state)), leaves_of("previous_action", state)
@@ -103,7 +100,6 @@ class DecisionStep(nn.Module):
         self.policy, self.decider, self.ships = decider.policy, decider, ships
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
-        """Outputs and the new state."""
         observations = leaves_of("observation", inputs)
         actions, outputs, after = self.decider.decide(
             observations,
@@ -146,7 +142,6 @@ class DecisionStep(nn.Module):
         return tensors | {"action_token": state.action, "return_to_go": state.return_to_go, "step": state.step}
 
     def from_dict(self, state: Tensors) -> ActingState:
-        """The inverse of ``to_dict``."""
         memory = {name: value.flatten(0, 1) for name, value in part_of("memory", state).items()}
         action = state["action_token"]
         tokens = state.get("tokens", action.new_zeros(action.shape[0], 0, action.shape[1]))
@@ -164,11 +159,9 @@ class LeftBehind:
 
 
 class MachineCode(LeftBehind):
-    """Runs a step as machine code or as a CUDA graph, or says once why there is none.
+    """Runs a step in evaluation mode as machine code or as a CUDA ``graph``, or says once why there is none.
 
-    Args:
-        step: the step, in evaluation mode.
-        graph: whether it becomes a CUDA graph; then it may write its state in place.
+    A step that becomes a graph may write its state in place.
     """
 
     def __init__(self, step: nn.Module, graph: bool = False) -> None:

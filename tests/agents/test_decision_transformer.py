@@ -958,7 +958,7 @@ def looking_back(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 
 def tokens_of(model: DecisionTransformer, actions: list[Any]) -> np.ndarray:
     with torch.inference_mode():
-        return model.policy.embed_action({"": torch.tensor(np.array(actions), dtype=torch.float32)}).numpy()
+        return model.policy.head.embed({"": torch.tensor(np.array(actions), dtype=torch.float32)}).numpy()
 
 
 @pytest.mark.parametrize("mode", ["dt", "bc"])

@@ -157,7 +157,7 @@ def test_noise_moves_the_one_action_of_a_box_and_is_remembered(data: Trajectorie
         taken = torch.as_tensor(episode.actions[""][t : t + 1])
         differences.append(float((taken - actions[""])[0, 0]))
         with torch.inference_mode():
-            state = replace(state, action=twin.policy.embed_action({"": taken}))
+            state = replace(state, action=twin.policy.head.embed({"": taken}))
     assert (np.abs(episode.actions[""]) <= 2.0).all()
     seed = step_seed(model.seed, 0, "online")
     generator = generators(seed).action.numpy

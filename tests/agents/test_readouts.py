@@ -181,7 +181,7 @@ def test_stored_features_are_those_of_the_decisions() -> None:
         )
         taken = {"": torch.as_tensor(episode.actions[""][t : t + 1])}
         with torch.inference_mode():
-            state.action.copy_(model.policy.embed_action(taken))
+            state.action.copy_(model.policy.head.embed(taken))
     found = store.nearest(torch.cat(features), 1)
     assert found.distance.max() < 1e-9
 

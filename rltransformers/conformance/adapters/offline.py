@@ -71,7 +71,7 @@ class DecisionTransformerAgent:
             reward=torch.zeros_like(asked),
             target_return=asked,
         )
-        taken = self.model.policy.embed_action({"": sequences.actions(inputs)})
+        taken = self.model.policy.head.embed({"": sequences.actions(inputs)})
         return decided[""].clone(), replace(after, action=taken)  # a copy: those of acting are inference tensors
 
     def segment(self, inputs: Float[Tensor, "B T D"], first: Bool[Tensor, "B T"], state: Any) -> Float[Tensor, "B T A"]:

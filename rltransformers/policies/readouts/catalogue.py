@@ -12,9 +12,5 @@ DECIDES = "what the action head adds from recorded actions"
 
 
 def read_readout(value: str | Mapping[str, Any] | Choice | None, path: str = "readout") -> Choice | None:
-    """The choice that a setting says; None for none.
-
-    Raises:
-        ConfigError: an unknown name or option, or a value that an option does not take.
-    """
+    """The choice that a setting says, None for none; raise ConfigError for unknown names, options and values."""
     return None if value is None else Choice.parse(value, "readout", READOUTS, path)

@@ -15,9 +15,5 @@ DECIDES = "how the elements of one observation attend to each other"
 
 
 def read_encoder(value: str | Mapping[str, Any] | Choice | None, path: str = "encoder") -> Choice | None:
-    """The choice that a setting says; None for none.
-
-    Raises:
-        ConfigError: an unknown name or option, or a value that an option does not take.
-    """
+    """The choice that a setting says, None for none; raise ConfigError for unknown names, options and values."""
     return None if value is None else Choice.parse(value, "encoder", ENCODERS, path)

@@ -35,13 +35,7 @@ def build_encoder(choice: Choice, space: Space, width: int) -> "SetEncoder":
 
 
 class SetEncoder(nn.Module):
-    """Encodes the elements of every observation by itself.
-
-    Args:
-        elements: tokens of elements, and which exist.
-        stack: from tokens [B, N, W] and existence [B, N] to rows [B, N, W].
-        pooling: from rows and existence to one vector.
-    """
+    """Encodes the elements of every observation; ``stack`` makes rows [B, N, W] of tokens and existence [B, N]."""
 
     def __init__(self, elements: Elements, stack: nn.Module, pooling: Pooling) -> None:
         super().__init__()

@@ -125,7 +125,7 @@ def executed(
 def action_token(policy: DecisionPolicy, actions: Leaves) -> torch.Tensor:
     """What a policy remembers of actions: their token [N, width]."""
     device = policy.head.linear.weight.device
-    return policy.embed_action({path: torch.as_tensor(value, device=device) for path, value in actions.items()})
+    return policy.head.embed({path: torch.as_tensor(value, device=device) for path, value in actions.items()})
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def test_the_only_leaf_that_can_is_taken() -> None:
     assert encoder_of(one, mask="alive").elements.paths == ("units", "alive")
     nested = spaces.Dict({"team": spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (7, 3))])})
     assert encoder_of(nested).elements.paths == ("team/1",)
-    assert encoder_of(spaces.Box(-1, 1, (7, 3)), leaf="").paths == ("",)
+    assert encoder_of(spaces.Box(-1, 1, (7, 3)), leaf="").elements.paths == ("",)
 
 
 @pytest.mark.parametrize(
