@@ -79,10 +79,8 @@ class CompiledStep:
         def make(path: Path) -> None:
             notify(f"compiling the acting step with {_compiler()}, about 30 s, once; kept in {self.path.parent}")
             start = time.monotonic()
-            example_inputs = {name: examples[name] for name in self._inputs}
-            example_state = {name: examples[name] for name in self._state}
-            program = in_place_program(module, example_inputs, example_state, shared=shared)
-            _compile(program, path)
+            of_inputs, of_state = ({name: examples[name] for name in each} for each in (self._inputs, self._state))
+            _compile(in_place_program(module, of_inputs, of_state, shared=shared), path)
             notify(f"compiled the acting step in {time.monotonic() - start:.0f} s")
 
         try:
@@ -130,7 +128,6 @@ class CompiledStep:
         return dict(zip(self._outputs, self._package.run(tensors), strict=True))
 
     def _shapes_for(self, rows: torch.Size) -> list[torch.Size]:
-        """The shapes of all tensors for a batch of so many rows."""
         if rows.numel() == 0 or not rows:
             raise ConfigError(f"{self._names[self._first]} has no rows; a step takes a batch of at least one")
         pairs = zip(self._traced, self._batched, strict=True)
@@ -198,11 +195,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def _compiler() -> str:
-    """The C++ compiler that torch will use.
-
-    Raises:
-        MissingCompilerError: when it does not start.
-    """
+    """The C++ compiler that torch will use; raise MissingCompilerError when it does not start."""
     name = os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     try:
         subprocess.run([name, "--version"], capture_output=True, check=sys.platform != "win32", timeout=60)
@@ -214,11 +207,7 @@ def _compiler() -> str:
 
 
 def _compile(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Compile ``program`` to the package ``path`` in another process, which leaves nothing else behind.
-
-    Raises:
-        CompileError: when it fails or takes too long.
-    """
+    """Compile ``program`` to the package ``path`` in another process, which leaves nothing else behind."""
     with tempfile.TemporaryDirectory(prefix="rltransformers-") as folder:
         source = Path(folder) / "program.pt2"
         save_program(program, source)
@@ -243,11 +232,7 @@ def _compile(program: torch.export.ExportedProgram, path: Path) -> None:
 
 
 def _load(path: Path) -> torch._C._aoti.AOTIModelPackageLoader:
-    """The machine code in ``path``; not through ``torch._inductor``, whose import takes seconds.
-
-    Raises:
-        CompileError: when it cannot be loaded.
-    """
+    """The machine code in ``path``; not through ``torch._inductor``, whose import takes seconds."""
     try:
         return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # True: callers do not overlap
     except (RuntimeError, AttributeError, TypeError) as error:

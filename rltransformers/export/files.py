@@ -96,9 +96,7 @@ def write_step(
 def _save_onnx(program: ExportedProgram, path: Path, about: Mapping[str, Any], text: str) -> None:
     names_in = [*about["inputs"], *(f"state.{name}" for name in about["state"])]
     names_out = [*about["outputs"], *(f"next.{name}" for name in about["state"])]
-    for (
-        node
-    ) in program.graph.nodes:  # largest and smallest numbers of whole tensors: the exporter wants axes to be named
+    for node in program.graph.nodes:  # the exporter wants the axes of a largest or smallest number to be named
         if node.target in (torch.ops.aten.amax.default, torch.ops.aten.amin.default) and len(node.args) == 1:
             node.args = (node.args[0], list(range(node.args[0].meta["val"].dim())))
     # With gradients the exporter would pick another kernel of attention than the trace had, of other strides.

@@ -106,7 +106,6 @@ class GraphStep:
         self._known = self._facts(inputs, state)
 
     def _work(self) -> None:
-        """One call of the module, which is captured."""
         outputs, after = self.module(self._inputs, self._state)
         self._outputs.update(outputs)
         self._after.update({name: after[name] for name in self._state if name not in self._in_place})

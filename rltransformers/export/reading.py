@@ -3,7 +3,7 @@
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict
@@ -34,7 +34,6 @@ class StepFile:
     Attributes:
         inputs, state, outputs: type and shape of every tensor by name, as {"dtype": ..., "shape": [...]}; the first
             axis is the batch, "batch" where the file takes any.
-        metadata: what was written beside the step.
         run: takes inputs and state, gives outputs and the new state.
         source: path and content of the file; a pickle holds them.
     """
@@ -113,8 +112,8 @@ def _read_pt2(file: Path, content: bytes) -> tuple[dict[str, Any], Run]:
             for given, names in ((inputs, about["inputs"]), (state, about["state"]))
         ]
         with torch.no_grad():
-            outputs, after = program(*tensors)
-        return _numpy(outputs), _numpy(after)
+            outputs, after = ({name: each.numpy() for name, each in part.items()} for part in program(*tensors))
+        return outputs, after
 
     return about, run
 
@@ -124,20 +123,15 @@ def _signature(program: ExportedProgram) -> tuple[Kinds, set[str]]:
     names = set(program.graph_signature.user_inputs)
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     (given, state), _ = tree_unflatten(values, program.call_spec.in_spec)
-    inputs = {
-        name: {
-            "dtype": str(value.dtype).removeprefix("torch."),
-            "shape": [size if isinstance(size, int) else "batch" for size in value.shape],
-        }
-        for name, value in (given | {f"state.{name}": value for name, value in state.items()}).items()
-    }
+    tensors = given | {f"state.{name}": value for name, value in state.items()}
+    inputs = {name: _kind(str(each.dtype).removeprefix("torch."), each.shape) for name, each in tensors.items()}
     results = program.call_spec.out_spec
     outputs, after = tree_unflatten([None] * results.num_leaves, results)
     return inputs, {*outputs, *(f"next.{name}" for name in after)}
 
 
-def _numpy(tensors: Mapping[str, torch.Tensor]) -> Arrays:
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
+def _kind(dtype: str, shape: Iterable[Any]) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": [size if isinstance(size, int) else "batch" for size in shape]}
 
 
 def _read_onnx(file: Path, content: bytes) -> tuple[dict[str, Any], Run]:
@@ -148,13 +142,7 @@ def _read_onnx(file: Path, content: bytes) -> tuple[dict[str, Any], Run]:
     except Exception as error:  # onnxruntime has error types of its own
         raise CheckpointError(f"{file} is no readable .onnx file ({one_line(error)[:300]})") from error
     names = [output.name for output in session.get_outputs()]
-    inputs = {
-        each.name: {
-            "dtype": _ONNX_TYPES.get(each.type, each.type),
-            "shape": [size if isinstance(size, int) else "batch" for size in each.shape],
-        }
-        for each in session.get_inputs()
-    }
+    inputs = {each.name: _kind(_ONNX_TYPES.get(each.type, each.type), each.shape) for each in session.get_inputs()}
     about = _about(file, text, inputs, set(names))
 
     def run(inputs: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
@@ -169,11 +157,7 @@ def _read_onnx(file: Path, content: bytes) -> tuple[dict[str, Any], Run]:
 
 
 def _about(file: Path, text: str | bytes, inputs: Kinds, outputs: set[str]) -> dict[str, Any]:
-    """The description in a file, which has to name what the program takes and gives.
-
-    Raises:
-        CheckpointError: for another description, or none.
-    """
+    """The description in a file; raise CheckpointError unless it names what the program takes and gives."""
     with contents_of(file, "policy"):
         if not text:
             raise CheckpointError("it says nothing of its inputs; read a file that export(path) wrote")

@@ -25,11 +25,7 @@ Tensors = dict[str, Tensor]
 
 
 def batch_of(inputs: Tensors, state: Tensors, shared: Collection[str] = ()) -> int:
-    """Rows of the batch in these tensors, those named in ``shared`` and those without axes left out.
-
-    Raises:
-        ConfigError: when they disagree, when none has a batch, or for a shared name that no tensor has.
-    """
+    """Rows of the batch in these tensors, those in ``shared`` and those without axes left out; ConfigError for none."""
     if unknown := set(shared) - set(inputs) - set(state):
         raise ConfigError(f"shared names tensors that the step does not take: {', '.join(sorted(unknown))}")
     sizes = {name: len(tensor) for name, tensor in (inputs | state).items() if tensor.ndim and name not in shared}
@@ -44,13 +40,7 @@ def batch_of(inputs: Tensors, state: Tensors, shared: Collection[str] = ()) -> i
 
 
 def check_step(module: nn.Module, inputs: Tensors, state: Tensors) -> Tensors:
-    """Take one step in eager mode; return its outputs, or raise when it breaks a rule of a step.
-
-    Raises:
-        ConfigError: when an input or a state has an unusable name, when ``module`` is in training mode, keeps tensors
-            outside of parameters and buffers, changes what it is given or its own tensors, or returns a state of other
-            names, shapes or types.
-    """
+    """Take one step in eager mode; return its outputs, or raise ConfigError when it breaks a rule of a step."""
     if both := set(inputs) & set(state):
         raise ConfigError(f"inputs and state share the names {', '.join(sorted(both))}; rename one of each pair")
     for name in [*inputs, *state]:
@@ -117,10 +107,8 @@ def _stray_tensors(module: nn.Module) -> Iterator[str]:
         for name, value in vars(part).items():
             if name in ("_parameters", "_buffers", "_modules"):
                 continue
-            members = (
-                value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
-            )
-            for member in members:
+            members = value.values() if isinstance(value, Mapping) else value
+            for member in members if isinstance(value, Mapping | list | tuple) else [value]:
                 tensors = [*member.parameters(), *member.buffers()] if isinstance(member, nn.Module) else [member]
                 if any(isinstance(tensor, Tensor) and id(tensor) not in known for tensor in tensors):
                     yield f"{path}.{name}".lstrip(".")
@@ -160,8 +148,7 @@ def in_place_program(
 ) -> ExportedProgram:
     """The step as a program of any batch size that writes the states in place and returns the outputs.
 
-    It takes inputs, then states, and returns outputs, each in the order of their names. The examples have two rows or
-    more.
+    It takes inputs, then states, each in the order of their names. The examples have two rows or more.
     """
     names, states = sorted(inputs), sorted(state)
     tensors = tuple((inputs | state)[name].clone() for name in [*names, *states])

@@ -59,11 +59,9 @@ from rltransformers.policies.observations import (
 )
 from rltransformers.policies.observed import Encoding, observation_parts, read_observation
 from rltransformers.policies.output import PolicyOutput
-from rltransformers.policies.own_policies import policy_settings, stored_kwargs
+from rltransformers.policies.own_policies import GIVEN_FIRST, policy_settings, stored_kwargs
 from rltransformers.policies.stored_size import check_stored_size
 
-GIVEN_FIRST = ("observation_space", "action_space", "lr_schedule")
-"""Positional arguments of a policy in the order in which Stable-Baselines3 gives them."""
 NOTHING = slice(0, 0)
 """Ask for no outputs, only for the memory after all steps."""
 Decay = Annotated[float, Ge(0), Lt(1)]
@@ -703,11 +701,8 @@ def hidden_layer(width: int, head_width: int) -> tuple[nn.Module, int]:
 
 def weighted_losses(backbone: Backbone, record: Record | None) -> Tensor | None:
     """The weighted sum of the auxiliary losses in a record; None where there is none."""
-    if record is None:
-        return None
-    weighted = [
-        backbone.aux_weights[name] * loss for name, loss in record.losses.items() if name in backbone.aux_weights
-    ]
+    losses = {} if record is None else record.losses
+    weighted = [backbone.aux_weights[name] * loss for name, loss in losses.items() if name in backbone.aux_weights]
     return torch.stack(weighted).sum() if weighted else None
 
 

@@ -15,6 +15,9 @@ from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import annotations, check_settings, shown
 from rltransformers.policies.extractors import subclasses
 
+GIVEN_FIRST = ("observation_space", "action_space", "lr_schedule")
+"""Positional arguments of a policy in the order in which Stable-Baselines3 gives them."""
+
 
 def over(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Return the optimizer if it already holds exactly these parameters, else a fresh one of the same kind."""
@@ -41,8 +44,7 @@ def policy_settings(kind: type[BasePolicy], settings: Mapping[str, Any], prefix:
             hints = annotations(make) | hints
             if all(part.kind is not part.VAR_KEYWORD for part in inspect.signature(make).parameters.values()):
                 break
-    without = ("observation_space", "action_space", "lr_schedule")
-    hints = {name: hint for name, hint in hints.items() if name not in without}
+    hints = {name: hint for name, hint in hints.items() if name not in GIVEN_FIRST}
     checked = check_settings(hints, settings, prefix)
     return {name: storable(value, prefix + name) for name, value in checked.items()}
 

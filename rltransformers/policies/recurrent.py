@@ -63,12 +63,10 @@ class GRUPolicy(LSTMPolicy):
         for name in ("lstm_actor", "lstm_critic"):
             lstm = getattr(self, name)
             if lstm is not None:
-                setattr(self, name, self._gru(lstm))
+                gru = PairedGRU(lstm.input_size, lstm.hidden_size, num_layers=lstm.num_layers, **self.lstm_kwargs)
+                setattr(self, name, gru)
         optimizer_class: type[Any] = self.optimizer_class
         self.optimizer = optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
-
-    def _gru(self, lstm: nn.LSTM) -> PairedGRU:
-        return PairedGRU(lstm.input_size, lstm.hidden_size, num_layers=lstm.num_layers, **self.lstm_kwargs)
 
 
 class CnnGRUPolicy(GRUPolicy, RecurrentActorCriticCnnPolicy):

@@ -63,6 +63,8 @@ class Scaled(nn.Module):
 class PolicyInFile(nn.Module):
     """A step of a policy between the types of an environment; tables are constants."""
 
+    step: Any  # what a subclass makes
+
     def __init__(self, head: ActionHead, tables: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.noise = [
@@ -75,12 +77,15 @@ class PolicyInFile(nn.Module):
         for index, table in enumerate(tables.values()):
             self.register_buffer(f"table_{index}", table)
 
-    def constants(self) -> Tensors:
-        return {name: self.get_buffer(f"table_{index}") for index, name in enumerate(self.table_names)}
+    def scaled(self, inputs: Tensors) -> Tensors:
+        """Inputs of the step inside, from those of the file; all but the tables."""
+        raise NotImplementedError
 
-    def typed(self, outputs: Tensors) -> Tensors:
-        """Outputs with actions of the types that the environment takes."""
-        return outputs | {name: outputs[name].to(dtype) for name, dtype in self.action_types.items()}
+    def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
+        """Outputs and the new state."""
+        tables = {name: self.get_buffer(f"table_{index}") for index, name in enumerate(self.table_names)}
+        outputs, after = self.step(self.scaled(inputs) | tables, state)
+        return outputs | {name: outputs[name].to(dtype) for name, dtype in self.action_types.items()}, after
 
 
 class ActorCriticInFile(PolicyInFile):
@@ -104,7 +109,7 @@ class ActorCriticInFile(PolicyInFile):
         reward_scaling: Scaling | None = None,
         kind: str = "GTrXLPPO",
     ) -> None:
-        policy = _copied(policy)
+        policy = copy.deepcopy(policy).cpu().eval()
         for name in policy.only_learns:
             delattr(policy, name)
         super().__init__(policy.action_head, policy.tables.current())
@@ -113,18 +118,16 @@ class ActorCriticInFile(PolicyInFile):
         self.types = {leaf_name("observation", path): dtype for path, dtype in policy.leaf_types.items()}
         scalings = scalings or {}
         self.scaled_names = [leaf_name("observation", path) for path in scalings]
-        self.scaled = nn.ModuleList(Scaled(scaling) for scaling in scalings.values())
-        self.scaled_reward = None if reward_scaling is None else Scaled(reward_scaling)
+        self.scalings = nn.ModuleList(Scaled(scaling) for scaling in scalings.values())
+        self.reward_scaling = None if reward_scaling is None else Scaled(reward_scaling)
 
-    def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
+    def scaled(self, inputs: Tensors) -> Tensors:
         found = dict(inputs)
-        for name, scaled in zip(self.scaled_names, self.scaled, strict=True):
-            found[name] = scaled(found[name])
-        if self.scaled_reward is not None and "reward" in found:
-            found["reward"] = self.scaled_reward(found["reward"])
-        found |= {name: found[name].to(dtype) for name, dtype in self.types.items()}
-        outputs, after = self.step(found | self.constants(), state)
-        return self.typed(outputs), after
+        for name, scaling in zip(self.scaled_names, self.scalings, strict=True):
+            found[name] = scaling(found[name])
+        if self.reward_scaling is not None and "reward" in found:
+            found["reward"] = self.reward_scaling(found["reward"])
+        return found | {name: found[name].to(dtype) for name, dtype in self.types.items()}
 
     def examples(self, batch: int) -> tuple[Tensors, Tensors]:
         """Inputs that the step can take, and the state before the first step."""
@@ -165,17 +168,16 @@ class DecisionInFile(PolicyInFile):
                 "acting mode 'recompute' runs the whole context anew for every decision and cannot be written as one "
                 "step; export with acting_mode='refresh' (on the command line: --acting-mode refresh)"
             )
-        decider = replace(decider, policy=_copied(decider.policy))
+        decider = replace(decider, policy=copy.deepcopy(decider.policy).cpu().eval())
         super().__init__(decider.policy.head, decider.policy.tables.current())
         self.best_return = best_return
         self.step = DecisionStep(decider, ships=True)
         self.reads_target = decider.policy.return_conditioned
         self.reads_reward = self.reads_target and not decider.delayed_reward
 
-    def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
+    def scaled(self, inputs: Tensors) -> Tensors:
         zeros = torch.zeros_like(inputs["start"], dtype=torch.float64)
-        outputs, after = self.step({"reward": zeros, "target_return": zeros} | inputs | self.constants(), state)
-        return self.typed(outputs), after
+        return {"reward": zeros, "target_return": zeros} | inputs
 
     def examples(self, batch: int) -> tuple[Tensors, Tensors]:
         start, zeros = torch.ones(batch, dtype=torch.bool), torch.zeros(batch)
@@ -260,8 +262,3 @@ def _blank_leaves(leaves: Mapping[str, Space], batch: int) -> Tensors:
 
 def _torch_type(space: Space) -> torch.dtype:
     return torch.from_numpy(np.empty(0, space.dtype)).dtype
-
-
-def _copied(policy: Any) -> Any:
-    """On the CPU and in evaluation mode; the policy itself stays as it is."""
-    return copy.deepcopy(policy).cpu().eval()
