@@ -10,8 +10,8 @@ from benchmarks.attention import HEADS, WIDTH
 from benchmarks.catalogue import LENGTHS, Cost, Forward, growth_row, measure, picture, write_costs
 from benchmarks.harness import RESULTS, Row
 from benchmarks.laws import require_green
+from rltransformers.policies.observed import SetEncoder, build_encoder
 from rltransformers.policies.set_encoders.catalogue import ENCODERS, read_encoder
-from rltransformers.policies.set_encoders.encoder import SetEncoder, build_encoder
 
 NUMBERS, LAYERS = 16, 2
 LAWS = Path("tests", "policies", "set_encoders", "test_contract.py")

@@ -1,12 +1,17 @@
-"""Which encoders read an observation: those of its spaces, and those that settings name."""
+"""Which encoders read an observation: those of its spaces, and those that settings name.
 
+Axes: ... any leading axes, usually [B, T], N elements, W width.
+"""
+
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from torch import nn
+from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig
+from rltransformers.backbone.rules import nearest_divisors
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import Space, leaf_spaces, space_from_leaves
@@ -15,7 +20,8 @@ from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor, FeaturesExtractor
 from rltransformers.policies.registered import LeafChoice, read_leaves
 from rltransformers.policies.set_encoders.catalogue import read_encoder
-from rltransformers.policies.set_encoders.encoder import SetEncoder, build_encoder
+from rltransformers.policies.set_encoders.elements import Elements
+from rltransformers.policies.set_encoders.interface import Encoded, EncoderOptions, Pooling, check_table
 
 
 class ObservationOptions(TypedDict, total=False):
@@ -75,7 +81,7 @@ def read_observation(value: Mapping[str, Any] | None, path: str = "observation")
 
 def observation_parts(
     space: Space, config: BackboneConfig, encoding: Encoding
-) -> tuple[nn.Module | None, SetEncoder | None]:
+) -> tuple[nn.Module | None, "SetEncoder | None"]:
     """Encoder of the token, of all leaves but those of the elements, and encoder of the elements; None for nothing.
 
     Raises:
@@ -91,3 +97,38 @@ def observation_parts(
     elements = build_encoder(encoding.elements, space, config.width)
     others = {path: leaf for path, leaf in leaf_spaces(space).items() if path not in elements.elements.paths}
     return encoding.encoder(space_from_leaves(others), config.width) if others else None, elements
+
+
+def build_encoder(choice: Choice, space: Space, width: int) -> "SetEncoder":
+    """The encoder that a choice says, for observations of a space, with rows of ``width`` numbers.
+
+    Raises:
+        ConfigError: heads do not divide the width, no leaf holds elements, or the options do not fit their number.
+    """
+    options: EncoderOptions = choice.options
+    if width % options.heads:
+        raise ConfigError(
+            f"encoder {choice.name!r}: heads ({options.heads}) must divide width ({width}); nearest that do: "
+            f"{nearest_divisors(width, options.heads)}"
+        )
+    inner = options.ff_width or 4 * width
+    check_table(f"a feed-forward layer of encoder {choice.name!r}", width, inner, "lower ff_width or the width")
+    elements = Elements(space, width, options)
+    return SetEncoder(elements, choice.build(elements.count, width), Pooling(width, options.heads, inner))
+
+
+class SetEncoder(nn.Module):
+    """Encodes the elements of every observation; ``stack`` makes rows [B, N, W] of tokens and existence [B, N]."""
+
+    def __init__(self, elements: Elements, stack: nn.Module, pooling: Pooling) -> None:
+        super().__init__()
+        self.elements, self.stack, self.pooling = elements, stack, pooling
+
+    def forward(self, leaves: Mapping[str, Tensor]) -> Encoded:
+        """From leaves [..., leaf shape] by path."""
+        tokens, exists = self.elements(leaves)
+        lead, (count, width) = tokens.shape[:-2], tokens.shape[-2:]
+        flat = exists.reshape(math.prod(lead), count)
+        rows = self.stack(tokens.reshape(math.prod(lead), count, width), flat).masked_fill(~flat[..., None], 0.0)
+        pooled = self.pooling(rows, flat)
+        return Encoded(rows.reshape(*lead, count, width), exists, pooled.reshape(*lead, width))

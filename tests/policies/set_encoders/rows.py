@@ -11,8 +11,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rltransformers.policies.observed import SetEncoder, build_encoder
 from rltransformers.policies.set_encoders.catalogue import read_encoder
-from rltransformers.policies.set_encoders.encoder import SetEncoder, build_encoder
 from tests.policies.set_encoders import twins
 
 LEAD, HEADS, FEATURES, ELEMENTS, HIDDEN, WIDTH = (2, 3), 4, 8, 10, 11, 20

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Choice
 from rltransformers.laws.costs import cost
+from rltransformers.policies.observed import SetEncoder, build_encoder
 from rltransformers.policies.set_encoders.catalogue import ENCODERS, read_encoder
-from rltransformers.policies.set_encoders.encoder import SetEncoder, build_encoder
 from rltransformers.policies.set_encoders.interface import Encoded
 from tests.policies.set_encoders import twins
 from tests.policies.set_encoders.rows import (

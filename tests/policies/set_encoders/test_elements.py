@@ -8,9 +8,9 @@ import torch
 from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.policies.observed import SetEncoder, build_encoder
 from rltransformers.policies.set_encoders.catalogue import read_encoder
 from rltransformers.policies.set_encoders.elements import Elements
-from rltransformers.policies.set_encoders.encoder import SetEncoder, build_encoder
 
 WIDTH = 12
 Space = spaces.Space[Any]

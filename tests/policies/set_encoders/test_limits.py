@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rltransformers.policies.observed import SetEncoder
 from rltransformers.policies.set_encoders import linformer
-from rltransformers.policies.set_encoders.encoder import SetEncoder
 from rltransformers.policies.set_encoders.interface import AttentionBlock, FeedForward
 from tests.policies.set_encoders.rows import ELEMENTS, HEADS, HIDDEN, ROWS, WIDTH, encoder_of
 
