@@ -27,12 +27,8 @@ def window_targets(
 
     With T - 1 the last valid step, y_t = sum_{j=t}^{T-2} discount^(j-t) r_j + discount^(T-1-t) y_{T-1}, where y_{T-1}
     is the reward of a step that terminates its episode, and of any other ``bootstrap``, the value of the policy there.
-    A step that is its own target (T - 1 without termination) does not count. Written with (1 - done) times a value at
-    T - 1, as for QT, targets leave the reward of a terminal step out, and tasks that pay at their end alone would have
-    none at all.
-
-    Args:
-        bootstrap: value at the last valid step of each window.
+    A step that is its own target (T - 1 without termination) does not count. (The targets of QT leave the reward of a
+    terminal step out: tasks that pay at their end alone would have none.)
     """
     steps = rewards.shape[1]
     target, seen = bootstrap, torch.zeros_like(valid[:, 0])
@@ -94,11 +90,7 @@ def alignment_loss(
     """How far actions asked for ``shift`` more return are worth less, or asked for less are worth more.
 
     Mean over valid steps of 1[sign(shift) (Q(s, a_shift) - Q(s, a_hat)) < 0] |Q(s, a_shift) - Q(s, a_hat)| / mean |Q|;
-    no gradient flows into Q(s, a_hat).
-
-    Args:
-        shifted: values of actions under returns-to-go that are all ``shift`` higher.
-        values: of actions under the recorded ones.
+    no gradient flows into Q(s, a_hat), the ``values`` under recorded returns-to-go; ``shifted`` ones are under others.
     """
     gap = shifted - values.detach()
     disobeys = shift.sign()[:, None] * gap < 0

@@ -18,26 +18,17 @@ Mean = Callable[[Tensor, Tensor], Tensor]
 """The mean of values over the entries that are valid: ``masked_mean``, or that over several processes."""
 
 
-def squared_error(prediction: Float[Tensor, "... A"], target: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
-    """Squared difference, averaged over the components of the action."""
-    return (prediction - target).square().mean(-1)
-
-
 def leaf_loss(leaf: ActionLeaf, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
     """Loss of one leaf at every step: mean squared error in head units, or the negative log-probability."""
     if isinstance(leaf, ContinuousAction) and not isinstance(leaf, NormalAction):
-        return squared_error(leaf.squash(output), leaf.as_numbers(action))
+        return (leaf.squash(output) - leaf.as_numbers(action)).square().mean(-1)
     return -leaf.log_prob(output, action)
 
 
 def step_losses(
     head: ActionHead, outputs: Float[Tensor, "B K A"], actions: Mapping[str, Tensor]
 ) -> Float[Tensor, "B K"]:
-    """Loss of the recorded action at every step, summed over the leaves of the action space.
-
-    Args:
-        actions: by leaf path, [B, K, *leaf shape]; legal ones also where there is no step.
-    """
+    """Loss of the recorded actions by path, legal ones also where there is no step; summed over the leaves."""
     parts = head.split(outputs)
     return torch.stack([leaf_loss(leaf, parts[path], actions[path]) for path, leaf in head.by_path.items()]).sum(0)
 
@@ -51,10 +42,9 @@ def expectile_loss(
 ) -> Float[Tensor, ""]:
     """Mean over valid steps of |tau - 1[u < 0]| u^2 with u = target - prediction, both in network units.
 
-    Reinformer (Zhuang et al. 2024, arXiv 2405.08740, section 4): tau 1/2 is half the squared error, whose minimum is
-    the mean; tau towards 1 approaches the largest target that occurs. There u is divided by the mean |R| of the batch;
-    ours is in units of ``return_scale``, the root mean square over the data: a batch in which nobody earns anything has
-    no mean |R| to divide by.
+    Reinformer (Zhuang et al. 2024, arXiv 2405.08740, section 4): tau towards 1 approaches the largest target that
+    occurs. There u is divided by the mean |R| of the batch; ours is in units of ``return_scale``, because a batch in
+    which nobody earns anything has no mean |R| to divide by.
     """
     u = target - prediction
     weight = torch.where(u < 0, u.new_tensor(1.0 - expectile), u.new_tensor(expectile))

@@ -131,8 +131,7 @@ def n_step_returns(
 def rescale(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """h(x) = sign(x) (sqrt(|x| + 1) - 1) + 1e-3 x (Pohlen et al. 2018, arXiv 1805.11593, section 3.2).
 
-    Both it and its inverse are written without differences of nearly equal numbers: sqrt(a + 1) - 1 = a / (sqrt(a + 1)
-    + 1).
+    Written without differences of nearly equal numbers, as its inverse: sqrt(a + 1) - 1 = a / (sqrt(a + 1) + 1).
     """
     return x / ((x.abs() + 1.0).sqrt() + 1.0) + EPSILON * x
 

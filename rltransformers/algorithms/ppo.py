@@ -65,10 +65,7 @@ class Estimates(Protocol):
 
 
 def ppo_loss(now: Estimates, batch: Recorded, weights: PPOWeights) -> PPOLoss:
-    """Clipped surrogate (eq. 7) minus entropy bonus plus value error (eq. 9), means over the steps that count.
-
-    The log barrier is a second bonus.
-    """
+    """Clipped surrogate (eq. 7) minus entropy and log barrier plus value error (eq. 9), means over steps that count."""
     counts = batch.counts
     log_ratio = now.log_probs - batch.log_probs
     policy = masked_mean(-clipped_surrogate(log_ratio, batch.advantages, weights.clip_range), counts)

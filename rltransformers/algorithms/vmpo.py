@@ -56,7 +56,7 @@ class Multipliers(nn.Module):
 
     Args:
         temperature: the first eta.
-        penalties: the first alphas by kind.
+        penalties: the first alphas by kind of divergence.
     """
 
     def __init__(self, temperature: float, penalties: Mapping[str, float]) -> None:
@@ -68,12 +68,10 @@ class Multipliers(nn.Module):
 
     @property
     def temperature(self) -> Tensor:
-        """eta."""
         return self.log_temperature.exp()
 
     @property
     def penalties(self) -> dict[str, Tensor]:
-        """alpha by kind."""
         return {kind: value.exp() for kind, value in self.log_penalties.items()}
 
     @torch.no_grad()
@@ -93,12 +91,7 @@ def vmpo_loss(
 ) -> VMPOLoss:
     """L_pi + L_eta + the sum of L_alpha + the weighted value error (eq. 3 to 5 and section 4.1).
 
-    Args:
-        divergences: KL(policy that acted || policy of now) of every step, by kind, of the whole distribution.
-        temperature: eta.
-        penalties: alpha by kind.
-
-    At least one step must count.
+    ``divergences`` are KL(policy that acted || policy of now) of every step, by kind. At least one step must count.
     """
     chosen = better_half(batch.advantages, batch.counts)
     weights = weights_of(batch.advantages, chosen, temperature)
@@ -120,10 +113,7 @@ def vmpo_loss(
 
 
 def better_half(advantages: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    """The half of the steps that count whose advantages are highest; with the odd one, and with all that tie with it.
-
-    These are the steps whose advantage is not below the median.
-    """
+    """The steps that count whose advantage is not below the median: one half, with the odd one and all that tie."""
     found = advantages[counts]
     least = found.kthvalue(len(found) // 2 + 1).values  # the median, or the higher of the two numbers around it
     return counts & (advantages >= least)

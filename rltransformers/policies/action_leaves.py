@@ -198,7 +198,6 @@ class NormalAction(ContinuousAction):
         self.outputs = self.draws = 2 * self.components
 
     def squash(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:
-        """The mean in head units."""
         return super().squash(output[..., : self.components])
 
     def log_std(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:
@@ -263,9 +262,7 @@ class GaussianAction(BoxAction):
     def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
         return (self.log_std + (0.5 + HALF_LOG_TAU)).sum().expand(output.shape[:-1])
 
-    def divergences(
-        self, output: Float[Tensor, "... A"], old: "GaussianAction", old_output: Float[Tensor, "... A"]
-    ) -> dict[str, Float[Tensor, "..."]]:
+    def divergences(self, output: Tensor, old: "GaussianAction", old_output: Tensor) -> dict[str, Tensor]:
         """Apart for the mean (with the old deviations) and for the covariance (the same for all states)."""
         old_log_std = old.log_std.detach()
         covariance = gaussian_covariance_divergence(old_log_std, self.log_std)
@@ -318,10 +315,7 @@ class CategoricalAction(ActionLeaf):
         zeros = self.like.new_zeros(*place.shape[:-1], self.outputs)
         return zeros.scatter(-1, place, 1.0)
 
-    def mixed(
-        self, output: Float[Tensor, "... A"], recorded: Float[Tensor, "... A"], share: Float[Tensor, "... 1"]
-    ) -> Float[Tensor, "... A"]:
-        """Logits, component by component."""
+    def mixed(self, output: Tensor, recorded: Tensor, share: Float[Tensor, "... 1"]) -> Float[Tensor, "... A"]:
         parts = zip(output.split_with_sizes(self.sizes, -1), recorded.split_with_sizes(self.sizes, -1), strict=True)
         mixtures = [share * other + (1 - share) * own.softmax(-1) for own, other in parts]
         return torch.cat(mixtures, -1).clamp(min=LEAST).log()
@@ -378,9 +372,7 @@ class CategoricalAction(ActionLeaf):
         counts = counted.sum(-1).to(logs.dtype)
         return (torch.where(counted, logs, 0.0).sum(-1) / counts + counts.log()).sum(-1)
 
-    def divergences(
-        self, output: Float[Tensor, "... A"], old: "CategoricalAction", old_output: Float[Tensor, "... A"]
-    ) -> dict[str, Float[Tensor, "..."]]:
+    def divergences(self, output: Tensor, old: "CategoricalAction", old_output: Tensor) -> dict[str, Tensor]:
         return {"classes": categorical_divergence(self._log_probs(old_output), self._log_probs(output))}
 
 
@@ -399,13 +391,9 @@ class BinaryAction(ActionLeaf):
         self.register_buffer("like", torch.zeros(()), persistent=False)  # has the type of outputs
 
     def as_numbers(self, action: Tensor) -> Float[Tensor, "... A"]:
-        """Numbers 0 and 1, flat."""
         return _flat(action, self.shape).to(self.like.dtype)
 
-    def mixed(
-        self, output: Float[Tensor, "... A"], recorded: Float[Tensor, "... A"], share: Float[Tensor, "... 1"]
-    ) -> Float[Tensor, "... A"]:
-        """Logits, bit by bit."""
+    def mixed(self, output: Tensor, recorded: Tensor, share: Float[Tensor, "... 1"]) -> Float[Tensor, "... A"]:
         on, off = (
             (share * other + (1 - share) * own.sigmoid()).clamp(min=LEAST)
             for other, own in ((recorded, output), (1 - recorded, -output))
@@ -413,8 +401,7 @@ class BinaryAction(ActionLeaf):
         return on.log() - off.log()
 
     def masked(self, output: Float[Tensor, "... A"], allowed: Bool[Tensor, "... M"]) -> Float[Tensor, "... A"]:
-        """The output where only ``allowed`` values of bits can be taken; they stand as 0 and 1 of each bit, in turn."""
-        off, on = allowed.unflatten(-1, (self.outputs, 2)).unbind(-1)
+        off, on = allowed.unflatten(-1, (self.outputs, 2)).unbind(-1)  # 0 and 1 of each bit, in turn
         return torch.where(off, output, -MASKED).masked_fill(~on, MASKED)
 
     def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
@@ -442,9 +429,7 @@ class BinaryAction(ActionLeaf):
         each = F.logsigmoid(-output) + 0.5 * output + math.log(2.0)
         return torch.where(output.abs() < -0.5 * MASKED, each, 0.0).sum(-1)
 
-    def divergences(
-        self, output: Float[Tensor, "... A"], old: "BinaryAction", old_output: Float[Tensor, "... A"]
-    ) -> dict[str, Float[Tensor, "..."]]:
+    def divergences(self, output: Tensor, old: "BinaryAction", old_output: Tensor) -> dict[str, Tensor]:
         return {"classes": bernoulli_divergence(old_output, output)}
 
 

@@ -51,7 +51,6 @@ class ActingState:
         return f"ActingState(batch {self.batch_size}, memory {self.memory}, tokens {tuple(self.tokens.shape)})"
 
     def __getitem__(self, rows: Int[Tensor, " R"]) -> "ActingState":
-        """The given environments, in the given order."""
         memory = None
         if self.memory is not None:
             streams = torch.arange(self.memory.batch_size, device=rows.device).view(self.batch_size, -1)
@@ -164,7 +163,6 @@ class Decider:
         )
 
     def state_shapes(self, batch_size: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors of a state by name."""
         policy = self.policy
         count = self.context_length * policy.tokens_per_step - 1 if self.mode == "recompute" else 0
         rows = batch_size * self.prefixes * self.streams
@@ -210,16 +208,8 @@ class Decider:
             )
             if found is not None:
                 return found
-        actions, _, state = self.decide(
-            observations,
-            state,
-            start=start,
-            reward=reward,
-            target_return=target_return,
-            noise=noise,
-            tables=tables,
-            overwrites=overwrites,
-        )
+        inputs = start, reward, target_return, noise
+        actions, _, state = self.decide(observations, state, *inputs, tables=tables, overwrites=overwrites)
         return actions, state
 
     def check_places(self, state: ActingState, start: Bool[Tensor, " B"]) -> None:
@@ -233,11 +223,11 @@ class Decider:
         self,
         observations: Mapping[str, Tensor],
         state: ActingState,
-        *,
         start: Bool[Tensor, " B"],
         reward: Float[Tensor, " B"],
         target_return: Float[Tensor, " B"],
         noise: Float[Tensor, "B U"] | None,
+        *,
         tables: dict[str, Tensor],
         greedy: Bool[Tensor, " B"] | None = None,
         overwrites: bool = False,
@@ -265,11 +255,8 @@ class Decider:
         if self.jitter:
             best = self._best(observations, actions)
             actions, outputs = {path: value[best] for path, value in actions.items()}, outputs[best]
-        return (
-            actions,
-            outputs,
-            ActingState(reading.memory, reading.newest(), policy.head.embed(actions), asked, step),
-        )
+        after = ActingState(reading.memory, reading.newest(), policy.head.embed(actions), asked, step)
+        return actions, outputs, after
 
     def goals(self, asked: Float[Tensor, " B"], step: Int[Tensor, " B"]) -> Float[Tensor, "B C"]:
         """Return asked for by candidate: a difference in the first step grows as the rest of the return does."""

@@ -54,7 +54,6 @@ class FeaturesExtractor(nn.Module):
         self.linear = nn.Linear(features, width)
 
     def forward(self, leaves: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """Tokens from leaves by path, or from the bare leaf itself."""
         values = {"": leaves} if isinstance(leaves, Tensor) else leaves
         first = values[self.paths[0]]
         lead = first.shape[: first.dim() - self.axes]

@@ -272,14 +272,10 @@ class MemoryPolicy(BasePolicy):
             path: torch.zeros((batch_size, *shape), dtype=dtype, device=device)
             for path, (shape, dtype) in self.action_layout.items()
         }
-        return PolicyState(
-            actor=self.actor.backbone.initial_state(batch_size, cached=cached),
-            critic=None if self.critic is None else self.critic.backbone.initial_state(batch_size, cached=cached),
-            previous_action=blank_invalid(
-                self.action_head.spaces, none, torch.zeros(batch_size, dtype=torch.bool, device=device)
-            ),
-            previous_reward=torch.zeros(batch_size, device=device),
-        )
+        action = blank_invalid(self.action_head.spaces, none, torch.zeros(batch_size, dtype=torch.bool, device=device))
+        actor = self.actor.backbone.initial_state(batch_size, cached=cached)
+        critic = None if self.critic is None else self.critic.backbone.initial_state(batch_size, cached=cached)
+        return PolicyState(actor, critic, action, torch.zeros(batch_size, device=device))
 
     def with_cache(self, state: PolicyState) -> PolicyState:
         """The state for acting: keys and values of the memory under today's weights."""

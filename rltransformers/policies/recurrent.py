@@ -50,7 +50,6 @@ class PairedGRU(nn.GRU):
     """``torch.nn.GRU`` that takes and returns the pair of states of an LSTM; both are its one state [L, S, H]."""
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:  # type: ignore[override]
-        """Outputs [T, S, H] and the state after the last step, twice; of ``state`` the first is read."""
         outputs, hidden = super().forward(x, state[0])
         return outputs, (hidden, hidden)
 

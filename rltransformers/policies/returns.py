@@ -39,7 +39,6 @@ class ReturnCondition(nn.Module):
         self.contract = nn.Linear(4 * width, width)
 
     def forward(self, features: Float[Tensor, "... W"], scaled: Float[Tensor, "..."]) -> Float[Tensor, "... W"]:
-        """The features under a return in network units."""
         asked = F.silu(self.embed(scaled.unsqueeze(-1)))
         scale, shift = self.modulate(asked).chunk(2, -1)
         normal = torch.layer_norm(features, features.shape[-1:])

@@ -78,7 +78,6 @@ class Datastore(nn.Module):
 
     @property
     def size(self) -> int:
-        """N."""
         return self.keys.shape[0]
 
     @torch.no_grad()
@@ -176,5 +175,4 @@ class Readout(nn.Module):
         raise NotImplementedError("a readout defines forward")
 
     def split(self, outputs: Float[Tensor, "*n A"]) -> Sequence[Tensor]:
-        """By leaf."""
         return outputs.split_with_sizes([leaf.outputs for leaf in self.leaves], -1)

@@ -181,7 +181,6 @@ class AttentionBlock(Attention):
     def forward(  # type: ignore[override]  # two sequences
         self, x: Float[Tensor, "B M W"], y: Float[Tensor, "B S W"], exists: Bool[Tensor, "B S"] | None = None
     ) -> Float[Tensor, "B M W"]:
-        """Rows of x that have read those of y that exist."""
         pairs = ((self.query, x), (self.key, y), (self.value, y))
         q, k, v = (split_heads(layer(rows), self.heads) for layer, rows in pairs)
         h = normalized(self.attention_norm, x + self.out(joined_heads(attend(q, k, v, exists))))

@@ -12,13 +12,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Size, Spec, Traits
-from rltransformers.policies.set_encoders.interface import (
-    Attention,
-    EncoderOptions,
-    PostNormStack,
-    attend,
-    check_table,
-)
+from rltransformers.policies.set_encoders.interface import Attention, EncoderOptions, PostNormStack, attend, check_table
 
 Sharing = Literal["none", "headwise", "kv", "layerwise"]
 
@@ -47,9 +41,8 @@ class ProjectedAttention(Attention):
         self.projections = projections
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
-        """Slots always exist, if only as zeros."""
         keys = project(k, self.projections.of_keys, exists)
-        return attend(q, keys, project(v, self.projections.of_values, exists))
+        return attend(q, keys, project(v, self.projections.of_values, exists))  # slots always exist, if only as zeros
 
 
 @dataclass(frozen=True)

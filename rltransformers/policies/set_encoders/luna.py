@@ -37,7 +37,6 @@ class Reading(nn.Module):
     def forward(
         self, x: Float[Tensor, "B M W"], y: Float[Tensor, "B S W"], exists: Bool[Tensor, "B S"] | None = None
     ) -> Float[Tensor, "B M W"]:
-        """Values that x reads of the rows of y that exist."""
         pairs = ((self.query, x), (self.key or self.value, y), (self.value, y))
         q, k, v = (split_heads(layer(rows), self.heads) for layer, rows in pairs)
         return joined_heads(attend(q, k, v, exists))
@@ -60,7 +59,6 @@ class LunaLayer(nn.Module):
     def forward(
         self, x: Float[Tensor, "B N W"], packed: Float[Tensor, "B l W"], exists: Bool[Tensor, "B N"]
     ) -> tuple[Float[Tensor, "B N W"], Float[Tensor, "B l W"]]:
-        """Rows, and the packed sequence of the next layer."""
         gathered = self.pack(packed, x, exists)
         x = normalized(self.attention_norm, x + self.out(self.unpack(x, gathered)))
         x = normalized(self.norm, x + self.feed_forward(x))
@@ -77,7 +75,6 @@ class LunaStack(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
-        """Rows of elements that do not exist hold anything finite."""
         x = normalized(self.embedding_norm, x)
         packed = normalized(self.packed_norm, self.packed).expand(x.shape[0], -1, -1)
         for layer in self.layers:

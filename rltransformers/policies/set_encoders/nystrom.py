@@ -16,13 +16,7 @@ from torch.nn import functional as F
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.mixers.landmarks import MAX_LANDMARKS, pseudo_inverse
-from rltransformers.policies.set_encoders.interface import (
-    Attention,
-    EncoderOptions,
-    PostNormStack,
-    check_table,
-    shares,
-)
+from rltransformers.policies.set_encoders.interface import Attention, EncoderOptions, PostNormStack, check_table, shares
 
 
 def segment_shares(elements: int, landmarks: int) -> Bool[Tensor, "L N"]:

@@ -22,7 +22,6 @@ class InducedBlock(nn.Module):
         self.gather, self.spread = (AttentionBlock(width, heads, ff_width) for _ in range(2))
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
-        """Points read the elements that exist; elements read the points."""
         summary = self.gather(self.points.expand(x.shape[0], -1, -1), x, exists)
         spread: Tensor = self.spread(x, summary)
         return spread
@@ -36,7 +35,6 @@ class InducedStack(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
-        """Rows of elements that do not exist hold anything finite."""
         for block in self.blocks:
             x = block(x, exists)
         return x
