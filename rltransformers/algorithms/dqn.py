@@ -38,21 +38,13 @@ class DQNLoss:
 
 @dataclass(frozen=True)
 class Steps:
-    """Record of the steps of segments of T = L + n rows, of which the first L are learned.
+    """Record of the steps of segments of T = L + n rows, of which the first L are learned."""
 
-    Attributes:
-        actions: counted from 0.
-        rewards: for the action of a row.
-        terminal: actions that ended their episode.
-        counts: rows with an action; the others stop.
-        weights: of the losses of whole segments.
-    """
-
-    actions: Int[Tensor, "B T"]
-    rewards: Float[Tensor, "B T"]
-    terminal: Bool[Tensor, "B T"]
-    counts: Bool[Tensor, "B T"]
-    weights: Float[Tensor, " B"]
+    actions: Int[Tensor, "B T"]  # counted from 0
+    rewards: Float[Tensor, "B T"]  # for the action of a row
+    terminal: Bool[Tensor, "B T"]  # actions that ended their episode
+    counts: Bool[Tensor, "B T"]  # rows with an action; the others stop
+    weights: Float[Tensor, " B"]  # of the losses of whole segments
 
 
 def dqn_loss(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: Steps) -> DQNLoss:

@@ -33,19 +33,13 @@ class PPOLoss:
 
 @dataclass(frozen=True)
 class PPOWeights:
-    """Bounds and weights of the parts of the loss.
+    """Bounds and weights of the parts of the loss."""
 
-    Attributes:
-        clip_range: bound of the probability ratio.
-        clip_range_vf: bound of the change of the value; None for none.
-        ent_coef, vf_coef, barrier_coef: weights of the entropy bonus, the value error and the log barrier.
-    """
-
-    clip_range: float
-    clip_range_vf: float | None
-    ent_coef: float
-    vf_coef: float
-    barrier_coef: float = 0.0
+    clip_range: float  # bound of the probability ratio
+    clip_range_vf: float | None  # bound of the change of the value; None for none
+    ent_coef: float  # weight of the entropy bonus
+    vf_coef: float  # weight of the value error
+    barrier_coef: float = 0.0  # weight of the log barrier
 
 
 class Estimates(Protocol):

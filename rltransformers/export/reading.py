@@ -31,19 +31,16 @@ Run = Callable[[Arrays, Arrays], tuple[Arrays, Arrays]]
 class StepFile:
     """A step in a file.
 
-    Attributes:
-        inputs, state, outputs: type and shape of every tensor by name, as {"dtype": ..., "shape": [...]}; the first
-            axis is the batch, "batch" where the file takes any.
-        run: takes inputs and state, gives outputs and the new state.
-        source: path and content of the file; a pickle holds them.
+    Of every tensor it says type and shape by name, as {"dtype": ..., "shape": [...]}; the first axis is the batch,
+    "batch" where the file takes any.
     """
 
     inputs: Mapping[str, Mapping[str, Any]]
     state: Mapping[str, Mapping[str, Any]]
     outputs: Mapping[str, Mapping[str, Any]]
     metadata: Mapping[str, Any]
-    run: Run
-    source: tuple[Path, bytes]
+    run: Run  # takes inputs and state, gives outputs and the new state
+    source: tuple[Path, bytes]  # path and content of the file; a pickle holds them
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # it holds no state

@@ -37,26 +37,17 @@ Units = Sequence[Sequence[float]]
 
 
 class ActionLeaf(nn.Module):
-    """One leaf of an action space.
+    """One leaf of an action space."""
 
-    Attributes:
-        shape: of an action.
-        outputs: numbers that the leaf reads of the head's row.
-        draws: numbers of noise that sampling an action takes, uniform in [0, 1) or standard normal (``normal_noise``).
-        numbers: numbers of an action as ``as_numbers`` writes it.
-        choices: entries of a mask.
-        countable: whether actions are classes or bits.
-        tied: whether rows of the head's last layer stand for actions, one row per class.
-        has_density: whether ``log_prob`` and ``entropy`` exist.
-    """
-
-    shape: tuple[int, ...]
-    outputs: int
-    draws: int
-    numbers: int
-    choices = 0
-    countable = tied = normal_noise = False
-    has_density = True
+    shape: tuple[int, ...]  # of an action
+    outputs: int  # numbers that the leaf reads of the head's row
+    draws: int  # numbers of noise that sampling an action takes
+    normal_noise = False  # whether these are standard normal, else uniform in [0, 1)
+    numbers: int  # of an action as ``as_numbers`` writes it
+    choices = 0  # entries of a mask
+    countable = False  # whether actions are classes or bits
+    tied = False  # whether rows of the head's last layer stand for actions, one row per class
+    has_density = True  # whether ``log_prob`` and ``entropy`` exist
 
     def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
         """The token of an action."""

@@ -30,22 +30,17 @@ NEWEST = slice(-1, None)
 class ActingState:
     """State of acting in B environments; every tensor is batch first, and none ever changes its shape.
 
-    Attributes:
-        memory: acting state of the backbone, whose rows are the streams of the first environment, of the second and so
-            on: one stream in the mode ``banded``, two in ``refresh``, as many for every candidate; None in
-            ``recompute``.
-        tokens: embedded tokens of the newest steps in the mode ``recompute``, the last one before an action at the end
-            [B, N, W], candidates one after another.
-        action: token of the action decided last [B, W].
-        return_to_go: what was asked for in the last step, in reward units [B], float64; NaN where nobody asked.
-        step: number of the last step inside its episode [B].
+    Rows of ``memory``, that of the backbone, are the streams of the first environment, of the second and so on: one
+    stream in the mode ``banded``, two in ``refresh``, as many for every candidate; None in ``recompute``. ``tokens``
+    are the embedded ones of the newest steps in ``recompute``, the last one before an action at the end, candidates
+    one after another.
     """
 
     memory: State | None
     tokens: Float[Tensor, "B N W"]
-    action: Float[Tensor, "B W"]
-    return_to_go: Float[Tensor, " B"]
-    step: Int[Tensor, " B"]
+    action: Float[Tensor, "B W"]  # token of the action decided last
+    return_to_go: Float[Tensor, " B"]  # asked for in the last step, in reward units, float64; NaN where nobody asked
+    step: Int[Tensor, " B"]  # number of the last step inside its episode
 
     def __repr__(self) -> str:
         return f"ActingState(batch {self.batch_size}, memory {self.memory}, tokens {tuple(self.tokens.shape)})"

@@ -18,20 +18,15 @@ from rltransformers.functional.modules import masked_means
 
 @dataclass(frozen=True)
 class Targets:
-    """Targets of the steps of a batch.
+    """Losses of every step from features [B, T, W]: of its action, and whatever else is predicted.
 
-    Attributes:
-        now: loss of every step [B, T] from features [B, T, W]: of its action, and whatever else is predicted.
-        later: the same of the step after it, read by heads of its own; not read where the next step is another
-            episode's.
-        counts: steps that enter the means.
-        first: steps that begin an episode.
+    ``later`` is that of the step after it, read by heads of its own; not used where that is another episode's.
     """
 
     now: Callable[[Tensor], Float[Tensor, "B T"]]
     later: Callable[[Tensor], Float[Tensor, "B T"]] | None
-    counts: Bool[Tensor, "B T"]
-    first: Bool[Tensor, "B T"]
+    counts: Bool[Tensor, "B T"]  # steps that enter the means
+    first: Bool[Tensor, "B T"]  # steps that begin an episode
 
 
 def predicts_later(backbone: Backbone) -> bool:

@@ -695,10 +695,10 @@ def hidden_layer(width: int, head_width: int) -> tuple[nn.Module, int]:
     return nn.Sequential(hidden, nn.Tanh()), head_width
 
 
-def weighted_losses(backbone: Backbone, record: Record | None) -> Tensor | None:
+def weighted_losses(backbone: Backbone, record: Record) -> Tensor | None:
     """The weighted sum of the auxiliary losses in a record; None where there is none."""
-    losses = {} if record is None else record.losses
-    weighted = [backbone.aux_weights[name] * loss for name, loss in losses.items() if name in backbone.aux_weights]
+    weights, losses = backbone.aux_weights, record.losses
+    weighted = [weights[name] * loss for name, loss in losses.items() if name in weights]
     return torch.stack(weighted).sum() if weighted else None
 
 

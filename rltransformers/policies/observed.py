@@ -38,17 +38,11 @@ class ObservationOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Encoding:
-    """Encoders of an observation that replace those of its spaces.
+    """Encoders of an observation that replace those of its spaces."""
 
-    Attributes:
-        elements: of a set or sequence inside the observation; None for no such elements.
-        leaves: encoders of other leaves by path.
-        extractor: a feature extractor of Stable-Baselines3 for all other leaves together, and its options.
-    """
-
-    elements: Choice | None = None
-    leaves: Mapping[str, LeafChoice] = field(default_factory=dict)
-    extractor: tuple[Extractor, Mapping[str, Any]] | None = None
+    elements: Choice | None = None  # of a set or sequence inside the observation
+    leaves: Mapping[str, LeafChoice] = field(default_factory=dict)  # of other leaves by path
+    extractor: tuple[Extractor, Mapping[str, Any]] | None = None  # of Stable-Baselines3 for all other leaves together
 
     def to_dict(self) -> dict[str, Any]:
         """The setting that ``read_observation`` reads back, without the extractor."""

@@ -219,11 +219,12 @@ class GTrXLQPolicy(MemoryPolicy):
         if record is None and part.backbone.aux_weights and not target:
             record = Record()  # the auxiliary losses are needed even when nobody looks
         features, _ = part(_inputs(window, slice(window.context, None)), self.memory_of(window, target), record)
-        losses = {} if record is None else dict(record.losses)
         q = head(hidden(features))
         if self.masks:
             q = self.action_head.masked(q, window.observations[ACTION_MASK][:, window.context :])
-        return QEvaluation(q, record, weighted_losses(part.backbone, record), losses)
+        if record is None:
+            return QEvaluation(q)
+        return QEvaluation(q, record, weighted_losses(part.backbone, record), dict(record.losses))
 
     def _network(self, target: bool) -> tuple[TokenBackbone, nn.Module, nn.Module]:
         if not target:

@@ -23,25 +23,15 @@ from rltransformers.positions.interface import sinusoid
 
 @dataclass(frozen=True)
 class Layout:
-    """How a leaf is cut into elements.
+    """How a leaf is cut into elements."""
 
-    Attributes:
-        count: N.
-        size: F.
-        shape: of the leaf.
-        patch: side of the patches of an image; 0 where elements lie one behind the other.
-        channels_first: whether an image lists its channels first.
-        starts: least symbol of every place, where symbols do not begin at 0.
-        element: the space of one element.
-    """
-
-    count: int
-    size: int
-    shape: tuple[int, ...]
+    count: int  # N
+    size: int  # F
+    shape: tuple[int, ...]  # of the leaf
     element: Space
-    patch: int = 0
-    channels_first: bool = False
-    starts: np.ndarray | None = None
+    patch: int = 0  # side of the patches of an image; 0 where elements lie one behind the other
+    channels_first: bool = False  # of an image
+    starts: np.ndarray | None = None  # least symbol of every place, where symbols do not begin at 0
 
 
 def patches_of(image: Shaped[Tensor, "*n"], axes: int, patch: int, channels_first: bool) -> Shaped[Tensor, "*m N F"]:

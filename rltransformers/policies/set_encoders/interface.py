@@ -51,17 +51,11 @@ class EncoderOptions:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Elements of observations, encoded.
+    """Elements of observations, encoded."""
 
-    Attributes:
-        rows: one per element, 0 where it does not exist.
-        exists: which elements do.
-        pooled: one vector for all elements that exist.
-    """
-
-    rows: Float[Tensor, "*n N W"]
+    rows: Float[Tensor, "*n N W"]  # one per element, 0 where it does not exist
     exists: Bool[Tensor, "*n N"]
-    pooled: Float[Tensor, "*n W"]
+    pooled: Float[Tensor, "*n W"]  # of all elements that exist
 
 
 def check_table(what: str, rows: int, columns: int, way_out: str) -> None:
