@@ -58,7 +58,7 @@ def test_examples_build_and_are_written_as_they_are_read(name: str) -> None:
     choice = read_encoder(ENCODERS[name].example["observation"]["encoder"])
     assert choice is not None and read_encoder(choice.to_dict()) == choice
     encoder = build_encoder(choice, SPACE, 8)
-    assert encoder.paths == ("units",)
+    assert encoder.elements.paths == ("units",)
     found = encoder({path: value.float() for path, value in observations().items()})
     assert found.rows.shape == (*LEAD, ELEMENTS, 8) and found.pooled.shape == (*LEAD, 8)
     assert found.exists.all()
