@@ -4,6 +4,7 @@ Axes: J alternatives of an action, A numbers of one (as ``ActionHead.as_numbers`
 "..." any leading axes.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rltransformers.core.action_masks import choices_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import Space
 from rltransformers.policies.action_heads import ActionHead
@@ -95,13 +97,7 @@ def alternatives(
 
 def check_alternatives(head: ActionHead) -> None:
     """Raise ConfigError where a policy has more alternatives than ``MAX_ALTERNATIVES``."""
-    count = 1
-    for leaf in head.by_path.values():
-        if isinstance(leaf, CategoricalAction):
-            for size in leaf.sizes:
-                count *= size
-        elif isinstance(leaf, BinaryAction):
-            count *= 2**leaf.outputs
+    count = math.prod(size for space in head.spaces.values() for size in choices_of(space))
     if count > MAX_ALTERNATIVES:
         raise ConfigError(
             f"critic sums over all combinations of discrete actions, at most {MAX_ALTERNATIVES}, and this action space"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError, did_you_mean, one_line
 from rltransformers.core.spaces import Space, leaf_spaces
-from rltransformers.policies.registered import check_alike, check_modes, check_rows
+from rltransformers.policies.registered import check_encoder
 
 Extractor = str | type[BaseFeaturesExtractor]
 
@@ -46,11 +46,9 @@ class FeaturesExtractor(nn.Module):
             self.extractor = kind(self.space, **options)
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
             raise ConfigError(f"{what} refuses {self.space} with {dict(options)}: {one_line(error)}") from error
-        check_alike(self.extractor, what)
         features = self.extractor.features_dim
         example = {path: torch.zeros(2, *(leaf.shape or ())) for path, leaf in given.items()}
-        check_rows(self.features, example, features, what)
-        check_modes(self.extractor, self.features, example, what)
+        check_encoder(self.extractor, self.features, example, features, what)
         self.linear = nn.Linear(features, width)
 
     def forward(self, leaves: Tensor | Mapping[str, Tensor]) -> Tensor:

@@ -88,9 +88,7 @@ class OwnEncoder(nn.Module):
             raise ConfigError(f"{what} was refused by what makes it: {one_line(error)}") from error
         if not isinstance(self.inside, nn.Module):
             raise ConfigError(f"{what} must make a module of torch, got {shown(self.inside)}")
-        check_alike(self.inside, what)
-        check_rows(self.inside, example, width, what)
-        check_modes(self.inside, self.inside, example, what)
+        check_encoder(self.inside, lambda leaves: self.inside(leaves[""]), {"": example}, width, what)
 
     def forward(self, x: Tensor) -> Tensor:
         lead = x.shape[: x.dim() - len(self.shape)]
@@ -115,28 +113,39 @@ def check_alike(module: nn.Module, what: str) -> None:
 
 
 @torch.no_grad()
-def check_modes(module: nn.Module, compute: Callable[[Any], Tensor], example: Any, what: str) -> None:
-    """Raise ConfigError unless ``compute`` gives the same of two rows in both modes of ``module``, and of each alone.
+def check_encoder(
+    module: nn.Module, compute: Callable[[dict[str, Tensor]], Any], example: dict[str, Tensor], width: int, what: str
+) -> None:
+    """Raise ConfigError unless ``compute`` makes rows [2, W] of float32, the same in both modes and of each row alone.
 
-    For what ``check_alike`` cannot see: functions that read the mode, draw noise, or mix the rows of a batch, which are
-    other ones in acting than in training. Weights and statistics stay as they are.
+    Behind what ``check_alike`` sees: functions that read the mode, draw noise, or mix the rows of a batch, which are
+    other ones in acting than in training. Weights and statistics of ``module`` stay as they are.
     """
-    leaves = {path: _varied(leaf) for path, leaf in (example if isinstance(example, dict) else {"": example}).items()}
+    check_alike(module, what)
+    try:
+        found = compute(example)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        raise ConfigError(f"{what} fails on two rows of zeros: {one_line(error)}") from error
+    usual = torch.get_default_dtype()
+    if not isinstance(found, Tensor) or found.shape != (2, width) or found.dtype != usual:
+        result = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(f"{what} must give rows [N, {width}] of {usual}; of two rows it made {result}")
+    leaves = {path: _varied(leaf) for path, leaf in example.items()}
 
     def rows(indices: slice) -> Tensor:
-        chosen = {path: leaf[indices] for path, leaf in leaves.items()}
-        return compute(chosen if isinstance(example, dict) else chosen[""])
+        made: Tensor = compute({path: leaf[indices] for path, leaf in leaves.items()})
+        return made
 
     training, state = module.training, {name: value.clone() for name, value in module.state_dict().items()}
     with torch.random.fork_rng(devices=[]):
         module.train()
-        found = [rows(slice(2)) for _ in range(3)]  # chance may spare all numbers of one call
+        trained = [rows(slice(2)) for _ in range(3)]  # chance may spare all numbers of one call
         module.eval()
         expected = rows(slice(2))
         alone = torch.cat([rows(slice(i, i + 1)) for i in range(2)])
     module.train(training)
     module.load_state_dict(state)
-    if not all(torch.allclose(each, expected, rtol=1e-4, atol=1e-5, equal_nan=True) for each in found):
+    if not all(torch.allclose(each, expected, rtol=1e-4, atol=1e-5, equal_nan=True) for each in trained):
         raise ConfigError(
             f"{what} computes other numbers in training than in evaluation mode; acting and training would differ: "
             "leave out noise, dropout and statistics that follow the data"
@@ -153,16 +162,3 @@ def _varied(leaf: Tensor) -> Tensor:
     if leaf.dtype == torch.uint8:
         return (leaf + torch.arange(leaf.numel()).view_as(leaf)).to(torch.uint8)
     return leaf + torch.linspace(0.1, 1.0, leaf.numel()).view_as(leaf) if leaf.is_floating_point() else leaf
-
-
-@torch.no_grad()
-def check_rows(module: Callable[[Any], Any], example: Any, width: int, what: str) -> None:
-    """Raise ConfigError unless two rows of ``example`` become [2, W] of torch's usual type, float32."""
-    try:
-        found = module(example)
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        raise ConfigError(f"{what} fails on two rows of zeros: {one_line(error)}") from error
-    usual = torch.get_default_dtype()
-    if not isinstance(found, Tensor) or found.shape != (2, width) or found.dtype != usual:
-        result = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
-        raise ConfigError(f"{what} must give rows [N, {width}] of {usual}; of two rows it made {result}")
