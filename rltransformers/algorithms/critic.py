@@ -12,8 +12,7 @@ from torch import Tensor
 from rltransformers.algorithms.decision import Mean
 from rltransformers.functional.modules import masked_mean
 
-MIN_VALUE = 1e-6
-"""By which values are divided at least."""
+MIN_VALUE = 1e-6  # by which values are divided at least
 
 
 def window_targets(

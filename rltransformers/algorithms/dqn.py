@@ -14,8 +14,7 @@ from torch import Tensor
 
 from rltransformers.functional.modules import masked_mean
 
-EPSILON = 1e-3
-"""Of ``rescale``: the share of the identity, which keeps the inverse Lipschitz."""
+EPSILON = 1e-3  # of ``rescale``: the share of the identity, which keeps the inverse Lipschitz
 LARGEST_SHARE = 0.9
 """Of the largest error of a segment in its priority; the rest is the mean (R2D2, section 2.3)."""
 

@@ -11,8 +11,7 @@ from filelock import FileLock
 from rltransformers.core.files import remove_left_overs, replacing
 
 VARIABLE = "RLTRANSFORMERS_CACHE"
-CAPACITY = 100
-"""Compiled steps that a folder keeps; those whose last use is oldest make room for a new one."""
+CAPACITY = 100  # compiled steps that a folder keeps; those whose last use is oldest make room for a new one
 
 _of_this_process: set[Path] = set()
 

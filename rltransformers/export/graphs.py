@@ -37,7 +37,6 @@ class GraphStep:
     Args:
         module: a step in evaluation mode, which may write tensors of the state in place and return them.
         shared: names of inputs that stay where they are for many steps.
-        capture: makes a graph of work.
     """
 
     def __init__(self, module: nn.Module, shared: Collection[str] = (), capture: Callable[[Work], Work] = captured):

@@ -187,5 +187,4 @@ _ONNX_TYPES = {
     **{f"tensor({name})": name for name in ("bool", "int8", "int16", "int32", "int64")},
     **{f"tensor({name})": name for name in ("uint8", "uint16", "uint32", "uint64")},
 }
-READERS = {".pt2": _read_pt2, ".onnx": _read_onnx}
-"""Reader of a file, by its ending."""
+READERS = {".pt2": _read_pt2, ".onnx": _read_onnx}  # reader of a file, by its ending

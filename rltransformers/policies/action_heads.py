@@ -55,8 +55,7 @@ class ActionHead(nn.Module):
         predicts_deviation: without ``log_std``, Box leaves are normal, with deviations that depend on the features.
         units: without ``log_std``, of Box leaves by path; as for ``ContinuousAction``.
 
-    Raises:
-        ConfigError: for an action space with an unsupported leaf, or one that the readout cannot serve.
+    Raises ConfigError for an action space with an unsupported leaf, or one that the readout cannot serve.
     """
 
     def __init__(
@@ -128,8 +127,7 @@ class ActionHead(nn.Module):
     def masked(self, outputs: Float[Tensor, "... A"], mask: Shaped[Tensor, "... M"]) -> Float[Tensor, "... A"]:
         """The outputs where only choices can be taken at which ``mask`` is not 0; see ``action_masks.mask_space``.
 
-        Everything read off them then is that of the distribution over the allowed actions: samples, log-probability,
-        entropy, divergences, log barrier. Where a mask allows nothing, everything is equally likely.
+        All that is read off them is of the distribution over these. Where a mask allows nothing, all is equally likely.
         """
         parts, masks = self.split(outputs), self.split(mask != 0, "choices")
         rows = [leaf.masked(parts[path], masks[path]) for path, leaf in self.by_path.items()]

@@ -26,14 +26,11 @@ from rltransformers.functional.divergences import (
 )
 
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
-LEAST = 1e-30
-"""Of a probability that is a mixture: its logarithm is finite."""
-MASKED = -1e30
-"""Output of a class that must not be taken: its probability is exactly 0, its logarithm finite."""
+LEAST = 1e-30  # of a probability that is a mixture: its logarithm is finite
+MASKED = -1e30  # output of a class that must not be taken: its probability is exactly 0, its logarithm finite
 LOG_STD_RANGE = (-5.0, 2.0)
 """Of deviations that a network predicts, as in the published code of the Online Decision Transformer."""
-Units = Sequence[Sequence[float]]
-"""Centers and scales of the components of a Box."""
+Units = Sequence[Sequence[float]]  # centers and scales of the components of a Box
 
 
 class ActionLeaf(nn.Module):

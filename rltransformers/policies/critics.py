@@ -20,8 +20,7 @@ from rltransformers.policies.action_leaves import BinaryAction, CategoricalActio
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.registered import LeafChoice
 
-MAX_ALTERNATIVES = 64
-"""Combinations of discrete actions over which an expected value is still a sum."""
+MAX_ALTERNATIVES = 64  # combinations of discrete actions over which an expected value is still a sum
 
 
 class Critic(nn.Module):
@@ -44,9 +43,7 @@ class Critic(nn.Module):
 class TwinCritics(nn.Module):
     """Two critics with weights of their own (Fujimoto et al. 2018, arXiv 1802.09477, section 4.2).
 
-    Args:
-        numbers: of an action, A.
-        leaves: encoders of leaves of the observation by path, where it is not what the space says.
+    ``leaves`` are encoders of leaves of the observation by path, where they are not what the space says.
     """
 
     def __init__(

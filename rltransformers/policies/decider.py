@@ -21,8 +21,7 @@ from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.observations import check_state
 from rltransformers.policies.returns import MAX_SCALED
 
-ActingMode = Literal["refresh", "banded", "recompute"]
-"""What acting remembers; see ``Decider``."""
+ActingMode = Literal["refresh", "banded", "recompute"]  # what acting remembers; see ``Decider``
 NEWEST = slice(-1, None)
 
 

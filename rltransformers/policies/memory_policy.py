@@ -62,8 +62,7 @@ from rltransformers.policies.output import PolicyOutput
 from rltransformers.policies.own_policies import GIVEN_FIRST, policy_settings, stored_kwargs
 from rltransformers.policies.stored_size import check_stored_size
 
-NOTHING = slice(0, 0)
-"""Ask for no outputs, only for the memory after all steps."""
+NOTHING = slice(0, 0)  # ask for no outputs, only for the memory after all steps
 Decay = Annotated[float, Ge(0), Lt(1)]
 
 
@@ -172,16 +171,11 @@ class MemoryPolicy(BasePolicy):
     """
 
     action_head: ActionHead
-    masks: bool
-    """Whether only actions are taken that the leaf ``action_mask`` allows."""
-    masks_beside: bool
-    """Whether masks are no part of the observation, but join it."""
-    seen_leaves: dict[str, Space]
-    """Spaces of a stored step: the leaves of the observation, and the mask."""
-    only_learns: ClassVar[tuple[str, ...]] = ()
-    """Parts that acting has no use for, and files leave out."""
-    popart: float | None = None
-    """The step with which the value head follows the scale of its targets, where it does."""
+    masks: bool  # whether only actions are taken that the leaf ``action_mask`` allows
+    masks_beside: bool  # whether masks are no part of the observation, but join it
+    seen_leaves: dict[str, Space]  # spaces of a stored step: the leaves of the observation, and the mask
+    only_learns: ClassVar[tuple[str, ...]] = ()  # parts that acting has no use for, and files leave out
+    popart: float | None = None  # step with which the value head follows the scale of its targets, where it does
     given: tuple[tuple[Any, ...], dict[str, Any]]
     """Arguments that the policy was made with: positional arguments behind the first three, and keywords."""
 

@@ -19,8 +19,7 @@ from rltransformers.core.values import check_observations, finite, flags, member
 
 Space = gym.Space[Any]
 TASK = "task"
-STATELESS_CALLS = 50
-"""Calls of ``predict`` without a state after which a user is told of it."""
+STATELESS_CALLS = 50  # calls of ``predict`` without a state after which a user is told of it
 
 
 def tree_space(space: Space) -> Space:

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-LEAST, MOST = 1e-2, 1e6
-"""Bounds of the standard deviation, as in V-MPO (arXiv 1909.12238, table 7)."""
+LEAST, MOST = 1e-2, 1e6  # bounds of the standard deviation, as in V-MPO (arXiv 1909.12238, table 7)
 
 
 class PopArt(nn.Linear):

@@ -15,8 +15,7 @@ from rltransformers.core.ranges import check, shown
 from rltransformers.core.spaces import Space
 
 Maker = Callable[..., nn.Module]
-BUILT_IN = ("vector", "index", "image")
-"""Names of encoders of ours, see ``ObservationEncoder``."""
+BUILT_IN = ("vector", "index", "image")  # names of encoders of ours, see ``ObservationEncoder``
 _MAKERS: dict[str, Maker] = {}
 
 

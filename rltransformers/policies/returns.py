@@ -18,8 +18,7 @@ from rltransformers.core.ranges import fits, shown
 from rltransformers.core.values import finite
 from rltransformers.policies.observations import fit_vector
 
-MAX_SCALED = 1e6
-"""Largest return-to-go that the network may read; it is made for numbers of order 1."""
+MAX_SCALED = 1e6  # largest return-to-go that the network may read; it is made for numbers of order 1
 ReturnIn = Literal["sequence", "condition"]
 """Whether returns are tokens of the sequence, or only the newest one conditions what the sequence was made into."""
 

@@ -98,7 +98,6 @@ class ActorCriticInFile(PolicyInFile):
 
     Args:
         scalings: of observation leaves by path.
-        reward_scaling: of the reward.
         kind: of the agent that learned the policy.
     """
 
@@ -150,11 +149,8 @@ class DecisionInFile(PolicyInFile):
 
     Inputs: observation leaves of the types of the space; "start" bool [B]; where they decide anything, "reward" [B] of
     the last step and "target_return" [B] of episodes that start here, float64 (NaN asks a policy that predicts returns
-    for what it predicts); for heads that sample, "noise" float64
-    [B, U] and "greedy" bool [B]. Outputs: as for ``ActorCriticInFile``.
-
-    Args:
-        best_return: what a client may ask for when it knows nothing better.
+    for what it predicts); for heads that sample, "noise" float64 [B, U] and "greedy" bool [B]. Outputs: as for
+    ``ActorCriticInFile``. ``best_return`` is what a client may ask for when it knows nothing better.
 
     Raises:
         ConfigError: for the mode ``recompute``, which keeps no state of the network.

@@ -11,14 +11,9 @@ from rltransformers.core.ranges import check
 
 
 def check_stored_size(backbone: BackboneConfig, weights: Any, acting: Any = None, rows: int = 0) -> None:
-    """Raise unless a backbone is at most as large as what a file holds of it; for before it is built.
+    """Raise CheckpointError unless a backbone, not built yet, is at most as large as what a file holds of it.
 
-    Args:
-        weights: of the whole policy, by name.
-        acting: state of ``rows`` streams in the form that acting keeps, by name; None where the file holds none.
-
-    Raises:
-        CheckpointError: with both numbers.
+    That are ``weights`` of the whole policy and, if any, the ``acting`` state of ``rows`` streams, by name.
     """
     parameters, state = backbone.numbers()
     wanted = {"parameters": (parameters, weights)} | (

@@ -7,8 +7,7 @@ from rltransformers.core.spec import Choice
 from rltransformers.policies.readouts import knn, spalm
 
 READOUTS = {spec.name: spec for spec in (knn.SPEC, spalm.SPEC)}
-DECIDES = "what the action head adds from recorded actions"
-"""Subject of the answer, part of a sentence."""
+DECIDES = "what the action head adds from recorded actions"  # subject of the answer, part of a sentence
 
 
 def read_readout(value: str | Mapping[str, Any] | Choice | None, path: str = "readout") -> Choice | None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import torch
 from annotated_types import Ge, Gt, Le
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
@@ -17,16 +17,7 @@ from rltransformers.core.spec import Spec, Traits
 from rltransformers.policies.action_leaves import ActionLeaf
 from rltransformers.policies.readouts.interface import Readout, StoreOptions
 
-FINENESS = 1e-3
-"""Distances closer than this share of the temperature count as equal."""
-
-
-def shares_of(
-    distance: Float[Tensor, "*n C"], exists: Bool[Tensor, "*n C"], temperature: float
-) -> Float[Tensor, "*n C"]:
-    """exp(-distance / temperature), divided by the sum over what exists (equation 2); 0 where nothing does."""
-    logits = (-distance / temperature).masked_fill(~exists, torch.finfo(distance.dtype).min)
-    return logits.softmax(-1) * exists
+FINENESS = 1e-3  # distances closer than this share of the temperature count as equal
 
 
 @dataclass(frozen=True)
@@ -66,7 +57,9 @@ class NearestNeighbors(Readout):
             return outputs
         found = self.store.nearest(features, options.neighbors, own)
         share = options.weight * found.exists.any(-1, keepdim=True)
-        shares = shares_of(found.distance, found.exists, options.temperature)
+        logits = -found.distance / options.temperature
+        logits = logits.masked_fill(~found.exists, torch.finfo(logits.dtype).min)
+        shares = logits.softmax(-1) * found.exists  # equation 2; 0 where nothing exists
         recorded = (shares[..., None, :] @ self.store.actions[found.index].to(shares.dtype)).squeeze(-2)
         parts = zip(self.leaves, self.split(outputs), self.split(recorded), strict=True)
         return torch.cat([leaf.mixed(output, other, share) for leaf, output, other in parts], -1)

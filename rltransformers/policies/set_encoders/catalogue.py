@@ -10,8 +10,7 @@ ENCODERS = {
     spec.name: spec
     for spec in (bert.SPEC, set_transformer.SPEC, linformer.SPEC, luna.SPEC, informer.SPEC, nystrom.SPEC)
 }
-DECIDES = "how the elements of one observation attend to each other"
-"""Subject of the answer, part of a sentence."""
+DECIDES = "how the elements of one observation attend to each other"  # subject of the answer, part of a sentence
 
 
 def read_encoder(value: str | Mapping[str, Any] | Choice | None, path: str = "encoder") -> Choice | None:

@@ -131,9 +131,6 @@ class Elements(nn.Module):
     Numbers go through one linear map that all elements share; integers are divided by the largest bound of the leaf,
     bytes of an image by 255. Symbols are embedded with a table per feature, whose start is subtracted. What stands at
     elements that do not exist is not looked at: it may even be NaN.
-
-    Raises:
-        ConfigError: the leaf or the mask is not what the options say, or a table would fill the memory.
     """
 
     starts: Tensor | None
@@ -166,9 +163,8 @@ class Elements(nn.Module):
     def _place(self, position: Position, width: int) -> None:
         """A row per place: of N(0, 1 / 4) to be learned, or of sines and cosines.
 
-        Devlin et al. 2018 draw places and symbols from N(0, 0.02^2). Here numbers of order 1 go through a linear layer
-        of PyTorch, and places of 0.02 would drown: two observations that differ in the place of a 1 differed by 0.001
-        of their token, and a policy did not learn to tell them apart.
+        Devlin et al. 2018 draw places from N(0, 0.02^2), which would drown among numbers of order 1: a policy did not
+        learn to tell two observations apart that differ in the place of a 1.
         """
         if position == "learned":
             check_table("the table of learned positions", self.count, width, "use larger elements, or position: none")

@@ -19,12 +19,6 @@ from rltransformers.mixers.landmarks import MAX_LANDMARKS, pseudo_inverse
 from rltransformers.policies.set_encoders.interface import Attention, EncoderOptions, PostNormStack, check_table, shares
 
 
-def segment_shares(elements: int, landmarks: int) -> Bool[Tensor, "L N"]:
-    """Which elements belong to which of the segments, whose lengths differ by one at most."""
-    segment = torch.arange(elements) * landmarks // elements
-    return segment == torch.arange(landmarks)[:, None]
-
-
 def nystrom(
     q: Float[Tensor, "B H N Dh"],
     k: Float[Tensor, "B H N Dh"],
@@ -103,7 +97,8 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
             f"set {options.conv + 1}"
         )
     check_table("the segments of encoder 'nystrom'", landmarks, elements, "lower landmarks")
-    segments, taps = segment_shares(elements, landmarks), min(options.conv, 2 * elements - 1)
+    segment = torch.arange(elements) * landmarks // elements  # their lengths differ by one at most
+    segments, taps = segment == torch.arange(landmarks)[:, None], min(options.conv, 2 * elements - 1)
     attentions = [
         NystromAttention(width, options.heads, segments, options.iterations, taps) for _ in range(options.layers)
     ]
