@@ -18,10 +18,8 @@ def learn_then_test(
     """The last of ``thresholds`` up to which every one was found safe; None if the first one was not.
 
     With probability at least 1 - ``error`` over the samples, the expected loss at the threshold is at most ``bound``
-    (fixed-sequence testing: thresholds in an order that does not depend on the samples, the safest first).
-
-    Args:
-        losses: of independent samples under a threshold, each in [0, 1].
+    (fixed-sequence testing: thresholds in an order that does not depend on the samples, the safest first). ``losses``
+    are those of independent samples under a threshold, each in [0, 1].
     """
     safe = None
     for threshold in thresholds:

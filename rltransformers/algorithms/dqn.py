@@ -106,10 +106,7 @@ def n_step_returns(
 ) -> Float[Tensor, "B L"]:
     """r_t + d_t r_{t+1} + ... + d_t ... d_{t+n-1} V_{t+n} for the first L = T - n rows; earlier V where a row stops.
 
-    Args:
-        discounts: 0 for an action that ended its episode.
-        values: V of the observation in every row.
-        stops: rows whose value ends the sum in place of their reward.
+    ``discounts`` are 0 for an action that ended its episode.
     """
     returns = values
     for _ in range(n_step):

@@ -111,11 +111,9 @@ def standard_scores(
 ) -> Float[Tensor, "B T"]:
     """Advantages with mean 0 and standard deviation 1 over the steps that count; the others become 0.
 
-    The deviation divides by the number n of steps, that of Stable-Baselines3 by n - 1.
-
-    ``least_std``: what they are divided by at least. Where everything was foreseen, what is left is the error of the
-    critic, and dividing it by itself would make noise of unit size (Hafner et al. 2023, arXiv 2301.04104, bound the
-    scale of returns for the same reason).
+    The deviation divides by the number n of steps, that of Stable-Baselines3 by n - 1. It counts as ``least_std`` at
+    least: where everything was foreseen, the error of the critic divided by itself would be noise of unit size (Hafner
+    et al. 2023, arXiv 2301.04104, bound the scale of returns for the same reason).
     """
     mean = masked_mean(advantages, counts)
     centered = torch.where(counts, advantages - mean, torch.zeros_like(advantages))

@@ -1,8 +1,7 @@
 """The losses of V-MPO (Song et al. 2020, arXiv 1909.12238) on recorded segments. Axes: B environments, T steps.
 
-The E-step weighs the better half of the steps by how good they were; the M-step makes the policy likelier to take those
-actions, as far as a bound of its divergence from the policy that acted allows. Both have Lagrange multipliers that are
-learned along: the temperature eta and one penalty alpha per bound.
+The E-step weighs the better half of the steps; the M-step makes their actions likelier within bounds of divergence. The
+temperature eta of the first and one penalty alpha per bound of the second are learned along.
 """
 
 import math
@@ -52,11 +51,7 @@ class Multipliers(nn.Module):
     """The temperature and one penalty per kind of divergence; positive, because their logarithms are learned.
 
     A step of Adam on a logarithm changes a multiplier by a part of itself, so that its rate need not know the units of
-    the reward, which the temperature has.
-
-    Args:
-        temperature: the first eta.
-        penalties: the first alphas by kind of divergence.
+    the reward, which the temperature has. They start at ``temperature`` and ``penalties``, by kind of divergence.
     """
 
     def __init__(self, temperature: float, penalties: Mapping[str, float]) -> None:

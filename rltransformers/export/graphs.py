@@ -20,8 +20,7 @@ def captured(work: Work) -> Work:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    replay: Work = graph.replay
-    return replay
+    return graph.replay
 
 
 class GraphStep:

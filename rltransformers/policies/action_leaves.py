@@ -98,11 +98,8 @@ class ActionLeaf(nn.Module):
 class BoxAction(ActionLeaf):
     """A Box leaf in head units, in which its bounds are -1 and 1.
 
-    Components with an open side keep the units of the environment, unless ``units`` has others for them; one of a
-    single value is 0. Actions of a Box of integers are rounded to the nearest.
-
-    Args:
-        units: center and scale of every component, for those with an open side; None leaves these as they are.
+    Components with an open side keep the units of the environment, unless ``units`` has center and scale for them; one
+    of a single value is 0. Actions of a Box of integers are rounded to the nearest.
     """
 
     center: Tensor
@@ -320,8 +317,7 @@ class CategoricalAction(ActionLeaf):
 
     def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
         assert self.embedding is not None
-        embedded: Tensor = self.embedding(self.classes(action) + self.offset).sum(-2)
-        return embedded
+        return self.embedding(self.classes(action) + self.offset).sum(-2)
 
     def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... C"] | None = None) -> Tensor:
         logits = self.logits(output)
@@ -394,8 +390,7 @@ class BinaryAction(ActionLeaf):
 
     def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
         assert self.embedding is not None
-        embedded: Tensor = self.embedding(self.as_numbers(action))
-        return embedded
+        return self.embedding(self.as_numbers(action))
 
     def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... A"] | None = None) -> Tensor:
         on = output > 0 if noise is None else output.sigmoid() > noise

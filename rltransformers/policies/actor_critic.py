@@ -1,7 +1,6 @@
 """The policy of the online agents: observation tokens, a backbone with memory, an action head and a value head.
 
-Axes: B environments, T steps, W token width, A action numbers. One forward pass serves acting (T = 1, cached memory)
-and training (whole segments), so that both compute the same function.
+Axes: B environments, T steps, W token width, A action numbers.
 """
 
 from collections.abc import Mapping
@@ -172,10 +171,9 @@ class GTrXLPolicy(MemoryPolicy):
     # Forward passes
 
     def evaluate(self, inputs: StepInputs, state: PolicyState, record: Record | None = None) -> Evaluation:
-        """Action outputs and values of [B, T] steps that follow ``state``; no gradient reaches ``state``.
+        """Action outputs and values of [B, T] steps that follow ``state``, which no gradient reaches.
 
-        The returned state holds the memory after the last step and the previous action and reward of ``state``; the
-        caller puts those of the last step there.
+        The caller puts action and reward of the last step into the returned state.
         """
         if record is None and self.actor.backbone.aux_weights:
             record = Record()  # the auxiliary losses are needed even when nobody looks

@@ -180,8 +180,7 @@ class DecisionPolicy(nn.Module):
         """Input of the head: the features themselves, unless returns condition them."""
         if self.condition is None:
             return features
-        found: Tensor = self.condition(features, scaled)
-        return found
+        return self.condition(features, scaled)
 
     def masked(self, outputs: Float[Tensor, "... A"], observations: Mapping[str, Tensor]) -> Float[Tensor, "... A"]:
         """Head outputs where only allowed actions can be taken.
@@ -273,8 +272,7 @@ class DecisionPolicy(nn.Module):
     def outputs(self, features: Float[Tensor, "B K W"], episode: Int[Tensor, " B"] | None) -> Float[Tensor, "B K A"]:
         """Head outputs from what the head reads; ``episode`` as for ``forward``."""
         if episode is None:
-            found: Tensor = self.head(features)
-            return found
+            return self.head(features)
         return self.head.learning(features, episode[:, None].expand(features.shape[:-1]))
 
     def read(

@@ -71,8 +71,6 @@ class ObservationEncoder(nn.Module):
     tokens of unit variance.
 
     Args:
-        space: observation space; Dict and Tuple may be nested.
-        width: token width W.
         chosen: encoders of leaves by path, of those names or registered ones, in place of those of the rule.
 
     Raises:
@@ -169,8 +167,7 @@ class IndexEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(*x.shape[: x.dim() - self.axes], -1)
-        embedded: Tensor = self.table(flat.long() + self.offsets).sum(-2)
-        return embedded
+        return self.table(flat.long() + self.offsets).sum(-2)
 
 
 class ImageEncoder(nn.Module):
@@ -200,8 +197,7 @@ class ImageEncoder(nn.Module):
             image = image.unsqueeze(1)
         elif not self.picture.channels_first:
             image = image.movedim(-1, -3)
-        token: Tensor = self.linear(self.layers(image.flatten(1, -3)))
-        return token.reshape(*lead, -1)
+        return self.linear(self.layers(image.flatten(1, -3))).reshape(*lead, -1)
 
 
 class ImageOptions(TypedDict, total=False):

@@ -24,10 +24,6 @@ class FeaturesExtractor(nn.Module):
     The extractor gets what Stable-Baselines3 would give it: images with their channels first and divided by 255,
     classes as one-hot rows, everything else as floats. A nested observation is one flat Dict, keyed by path.
 
-    Args:
-        extractor: a subclass of ``BaseFeaturesExtractor``, or the name of one.
-        options: keywords of its constructor besides the space.
-
     Raises:
         ConfigError: it refuses space or options, does not give ``features_dim`` numbers per row, or computes something
             else in training than in acting.
@@ -60,8 +56,7 @@ class FeaturesExtractor(nn.Module):
 
     def features(self, rows: Mapping[str, Tensor]) -> Tensor:
         """What the extractor makes of rows [N, ...] by path: [N, F]."""
-        found: Tensor = self.extractor(preprocess_obs(rows[""] if "" in rows else dict(rows), self.space))
-        return found
+        return self.extractor(preprocess_obs(rows[""] if "" in rows else dict(rows), self.space))
 
 
 class LeafInput(nn.Module):

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partialmethod
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypedDict, cast
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypedDict
 
 import numpy as np
 import torch
@@ -310,7 +310,7 @@ class MemoryPolicy(BasePolicy):
         if self.machine_code is not None and (
             result := self.machine_code(observations, state, first, noise, tables, overwrites)
         ):
-            return cast(tuple[dict[str, Tensor], Tensor, Tensor, PolicyState], result)
+            return result
         outputs, values, after = self.network_step(observations, state, first, tables, overwrites)
         actions = self.action_head.decode(outputs, noise)
         log_probs = self.action_head.log_prob(outputs, actions)
@@ -550,7 +550,7 @@ class MemoryPolicy(BasePolicy):
                     "observation: train with the wrapper History of rltransformers.envs and previous_reward=False"
                 )
             state = with_reward(state, np.zeros(len(start)) if rewards is None else rewards)
-        return cast(PolicyState, state)
+        return state
 
     # Files
 
@@ -609,7 +609,7 @@ class MemoryPolicy(BasePolicy):
                 policy.normalize_values(step)
             restore_weights(policy, weights)
             policy.set_training_mode(False)
-        return cast(Self, policy.to(place))
+        return policy.to(place)
 
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
         raise ConfigError("a policy with memory needs a state: call predict(observation, state, episode_start)")

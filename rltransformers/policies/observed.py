@@ -94,11 +94,7 @@ def observation_parts(
 
 
 def build_encoder(choice: Choice, space: Space, width: int) -> "SetEncoder":
-    """The encoder that a choice says, for observations of a space, with rows of ``width`` numbers.
-
-    Raises:
-        ConfigError: heads do not divide the width, no leaf holds elements, or the options do not fit their number.
-    """
+    """The encoder that a choice says; ConfigError if it does not fit the elements of the space or ``width``."""
     options: EncoderOptions = choice.options
     if width % options.heads:
         raise ConfigError(

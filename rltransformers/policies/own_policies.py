@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ def over(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -
     if [id(each) for each in held] == [id(each) for each in wanted]:
         return optimizer
     kind: Any = type(optimizer)
-    return cast(torch.optim.Optimizer, kind(wanted, **optimizer.defaults))
+    return kind(wanted, **optimizer.defaults)
 
 
 def policy_settings(kind: type[BasePolicy], settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -105,10 +105,8 @@ def stored_kwargs(settings: Mapping[str, Any]) -> dict[str, Any]:
 def named_policy(policy: str | type, aliases: Mapping[str, type]) -> type:
     """The class of a policy: a subclass of that which the aliases name first, by itself, by its name or by an alias.
 
-    Of several classes of a name it is the newest that this program has defined; nothing is imported for it.
-
-    Raises:
-        ConfigError: it is none.
+    Of several classes of a name it is the newest that this program has defined; nothing is imported for it. Raises
+    ConfigError for none.
     """
     base = next(iter(aliases.values()))
     known = {each.__name__: each for each in subclasses(base)} | dict(aliases)

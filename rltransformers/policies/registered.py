@@ -91,8 +91,7 @@ class OwnEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         lead = x.shape[: x.dim() - len(self.shape)]
-        rows: Tensor = self.inside(x.reshape(math.prod(lead), *self.shape))
-        return rows.reshape(*lead, self.width)
+        return self.inside(x.reshape(math.prod(lead), *self.shape)).reshape(*lead, self.width)
 
 
 def check_alike(module: nn.Module, what: str) -> None:
@@ -132,8 +131,7 @@ def check_encoder(
     leaves = {path: _varied(leaf) for path, leaf in example.items()}
 
     def rows(indices: slice) -> Tensor:
-        made: Tensor = compute({path: leaf[indices] for path, leaf in leaves.items()})
-        return made
+        return compute({path: leaf[indices] for path, leaf in leaves.items()})
 
     training, state = module.training, {name: value.clone() for name, value in module.state_dict().items()}
     with torch.random.fork_rng(devices=[]):

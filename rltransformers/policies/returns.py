@@ -45,11 +45,7 @@ class ReturnCondition(nn.Module):
 
 
 def target_list(target_returns: Iterable[float] | float | None, best: float | None, return_scale: float) -> list[Any]:
-    """The targets of an evaluation.
-
-    Args:
-        target_returns: in reward units; ``best`` when None.
-        best: None for behavior cloning, which has no targets: then [None].
+    """The targets of an evaluation in reward units, ``best`` for None; [None] for behavior cloning, whose best is None.
 
     Raises:
         ConfigError: for what is no finite number, and for targets of behavior cloning.

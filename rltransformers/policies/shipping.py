@@ -96,9 +96,7 @@ class ActorCriticInFile(PolicyInFile):
     "reward" float32 [B] of the last step, as the environment gave it, where the policy reads it. Outputs: the fields of
     ``PolicyOutput`` that the policy has, those of leaves under the names of the leaves ("probabilities.grip").
 
-    Args:
-        scalings: of observation leaves by path.
-        kind: of the agent that learned the policy.
+    ``scalings`` are of observation leaves by path; ``kind`` is that of the agent.
     """
 
     def __init__(

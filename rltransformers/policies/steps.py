@@ -7,7 +7,6 @@ depend on weights alone "table.<place>". Axes: B environments, U numbers of nois
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -214,7 +213,8 @@ class ActorCriticMachine(MachineCode):
         if found is None:
             return None
         actions = leaves_of("action", found)
-        after = replace(state, previous_action=leaves_of("previous_action", tensors) or actions)
+        previous = leaves_of("previous_action", tensors) or actions
+        after = PolicyState(state.actor, state.critic, previous, state.previous_reward)
         return actions, found["value"], found["log_prob"], after
 
 
@@ -264,7 +264,9 @@ def leaf_name(kind: str, path: str) -> str:
 
 def flat_fields(fields: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
     """Fields of ``PolicyOutput`` by leaf as outputs of a step."""
-    return {leaf_name(kind, path): value for kind, leaves in fields.items() for path, value in leaves.items()}
+    return {
+        f"{kind}.{path}" if path else kind: leaf for kind, leaves in fields.items() for path, leaf in leaves.items()
+    }
 
 
 def leaves_of(kind: str, tensors: Tensors) -> Tensors:

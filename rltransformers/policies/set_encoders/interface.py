@@ -191,5 +191,4 @@ class Pooling(nn.Module):
         self.block = AttentionBlock(width, heads, ff_width)
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B W"]:
-        pooled: Tensor = self.block(self.seed.expand(x.shape[0], -1, -1), self.feed_forward(x), exists)
-        return pooled.squeeze(1)
+        return self.block(self.seed.expand(x.shape[0], -1, -1), self.feed_forward(x), exists).squeeze(1)

@@ -23,8 +23,7 @@ class InducedBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
         summary = self.gather(self.points.expand(x.shape[0], -1, -1), x, exists)
-        spread: Tensor = self.spread(x, summary)
-        return spread
+        return self.spread(x, summary)
 
 
 class InducedStack(nn.Module):
