@@ -179,13 +179,13 @@ class GTrXLPolicy(MemoryPolicy):
             record = Record()  # the auxiliary losses are needed even when nobody looks
         value_record = None if record is None else Record(weights=record.weights)
         features, value_features, after = self.run_backbones(inputs, state, record, value_record)
-        outputs, values = self._read(features, value_features, inputs.observations)
-        if record is None or value_record is None:
-            return Evaluation(outputs, values, after)
-        auxiliary, losses = weighted_losses(self.actor.backbone, record), dict(record.losses)
-        if self.critic is not None:
+        auxiliary, losses = None, {}
+        if record is not None:
+            auxiliary, losses = weighted_losses(self.actor.backbone, record), dict(record.losses)
+        if self.critic is not None and value_record is not None:
             auxiliary = add_losses(auxiliary, weighted_losses(self.critic.backbone, value_record))
             losses |= {f"value_{name}": value for name, value in value_record.losses.items()}
+        outputs, values = self._read(features, value_features, inputs.observations)
         return Evaluation(outputs, values, after, record, auxiliary, losses)
 
     def evaluate_segment(
