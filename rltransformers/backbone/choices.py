@@ -11,8 +11,8 @@ from rltransformers.backbone.axes import CHOICES, Axis
 from rltransformers.backbone.losses import LOSSES
 from rltransformers.core.errors import ConfigError, refuse_unknown
 from rltransformers.core.extensions import load_installed
-from rltransformers.core.ranges import check
-from rltransformers.core.spec import WEIGHT, Choice, Feature, LossWeight, is_list
+from rltransformers.core.ranges import Weight, check
+from rltransformers.core.spec import WEIGHT, Choice, Feature, is_list
 
 if TYPE_CHECKING:
     from rltransformers.backbone.config import BackboneConfig
@@ -96,7 +96,7 @@ def read_losses(written: Mapping[Any, Any]) -> tuple[Choice, ...]:
         path, options = f"backbone.losses.{name}", dict(value) if isinstance(value, Mapping) else {}
         if isinstance(value, Mapping) and WEIGHT not in options:
             raise ConfigError(f"{path} needs {WEIGHT}: write {{{WEIGHT}: ..., ...}}, or a number")
-        check(options.pop(WEIGHT, value), LossWeight, f"{path}.{WEIGHT}" if isinstance(value, Mapping) else path)
+        check(options.pop(WEIGHT, value), Weight, f"{path}.{WEIGHT}" if isinstance(value, Mapping) else path)
         choices.append(Choice.parse({**options, "name": name}, "losses", LOSSES, path))
     return tuple(choices)
 

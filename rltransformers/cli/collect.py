@@ -17,6 +17,7 @@ from rltransformers.agents import Actor, load_agent
 from rltransformers.agents.load import checkpoint_in
 from rltransformers.cli.words import mapping
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.spaces import Space
 from rltransformers.data.behaviors import Mixture, mixture, register_behavior
 from rltransformers.data.minari import check_dataset_id, write_minari, writing_minari
 from rltransformers.data.recorder import record
@@ -24,8 +25,6 @@ from rltransformers.data.trajectories import Trajectories
 from rltransformers.envs.make import make_vec_env
 from rltransformers.training.runs.experiment import CollectConfig, EnvironmentConfig
 from rltransformers.training.runs.threads import use_threads
-
-Space = spaces.Space[Any]
 
 
 def make_environment(config: EnvironmentConfig, seed: int, monitor: bool = True) -> VecEnv:

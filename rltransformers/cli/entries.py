@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, is_typeddict
 
-from rltransformers.core.ranges import LIMITS, describe, is_enumeration, is_union, limits_of, members_of
-from rltransformers.core.spec import WEIGHT, Choice, LossWeight, Spec
+from rltransformers.core.ranges import LIMITS, Weight, describe, is_enumeration, is_union, limits_of, members_of
+from rltransformers.core.spec import WEIGHT, Choice, Spec
 
 REQUIRED = "required"
 CHOICES = "choices"  # the type of an option that is a list of mechanisms
@@ -48,22 +48,18 @@ def option_entries(key: str, spec: Spec) -> Iterator[Setting]:
     if len(defaults) == 1:  # the record of a single option may say it in its first line
         (name,), (first, *_) = defaults, (inspect.getdoc(spec.options) or "").split("\n\n")
         explained = {name: _explanation(name, first)} | explained
-    texts = dict(zip(defaults, spec.options_text(), strict=True))
     for name, default in defaults.items():
-        accepts = re.sub(r"^[^(]*\((.*)\)$", r"\1", texts[name].removeprefix(f"{name}={default}"))
-        yield setting_entry(f"{key}.{name}", ranges[name], default, explained.get(name, "")) | {
-            "accepts": accepts,
-            "of": spec.name,
-        }
+        entry = setting_entry(f"{key}.{name}", ranges[name], default, explained.get(name, "")) | {"of": spec.name}
+        yield entry | ({"accepts": f"a list of choices of {spec.axis}"} if entry.get("type") == CHOICES else {})
 
 
 def loss_entries(spec: Spec) -> Iterator[Setting]:
     """Explain the weight and the options of an auxiliary loss."""
     key = f"backbone.losses.{spec.name}"
-    yield setting_entry(key, LossWeight, 0.0, f"Weight of the auxiliary loss: {spec.summary.rstrip('.')}")
+    yield setting_entry(key, Weight, 0.0, f"Weight of the auxiliary loss: {spec.summary.rstrip('.')}")
     if spec.ranges():
         weight = "Weight of the auxiliary loss, where its options are set too"
-        yield setting_entry(f"{key}.{WEIGHT}", LossWeight, dataclasses.MISSING, weight)
+        yield setting_entry(f"{key}.{WEIGHT}", Weight, dataclasses.MISSING, weight)
         yield from option_entries(key, spec)
 
 

@@ -107,9 +107,7 @@ def resume(
 
     What the stopped run logged after that checkpoint is taken back. A run that was stopped before its first checkpoint
     begins at step 0. ``trust`` allows what the folder asks to run besides this package (``rltransformers.cli.trust``).
-
-    Raises ConfigError for a changed setting, typed or edited, that is not in ``_RESUMABLE``; and when another process
-    trains in the folder.
+    Nothing but ``_RESUMABLE`` settings may differ from what the run began with.
     """
     sharing = current_sharing()
     folder = RunFolder.open(path)
@@ -232,9 +230,6 @@ def evaluate(arguments: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple
 
     Returns results, and the paths of pictures and videos. ``env_kwargs`` change keywords of the environment; another
     environment (``--env``) gets these alone.
-
-    Raises ConfigError for a folder that is none of a run or would run code of others without ``--trust``, a picture
-    without data, and an environment that draws no images for a video.
     """
     path, plots, video, acting = arguments.folder, arguments.plot, arguments.video, arguments.acting
     if "lookback" in plots:
@@ -303,10 +298,7 @@ def _drawing(config: ExperimentConfig, folder: Path, names: Mapping[int, str]) -
 
 
 def export(arguments: argparse.Namespace) -> Path:
-    """Write the policy of a run folder or a checkpoint to a file as the options of the command say; return where.
-
-    Raises ConfigError for an agent without a file form or without acting modes, or an ``--output`` with another ending.
-    """
+    """Write the policy of a run folder or a checkpoint to a file as the options of the command say; return where."""
     acting_mode, output = arguments.acting_mode, arguments.output
     checkpoint, ending = Path(arguments.run_or_checkpoint), f".{arguments.format}"
     if checkpoint.is_dir():

@@ -25,11 +25,7 @@ SAME_FOR_ALL = ("output", "tune", "agent", "threads", "imports", "evaluation")
 def read_space(base: Mapping[str, Any], space: Mapping[str, Any], typed: Collection[str], trust: bool) -> Search:
     """Search space of every searched setting, with ends of ranges and values of lists that ``check_values`` takes.
 
-    What values of keys that were not ``typed`` would run besides this package needs ``trust``.
-
-    Raises:
-        ConfigError: for an empty search, an unknown setting, one inside another that is searched, one that is the same
-            in all trials, a value outside the range of the setting, and code of others without ``trust``.
+    What values of keys that were not ``typed`` would run besides this package needs ``trust``. Raises ConfigError.
     """
     if not space:
         raise ConfigError(

@@ -31,12 +31,8 @@ def tune(
         space: what is searched, as it was written, and ``search`` what ``read_space`` made of it.
         engine: where the processes of the trials run, ``jobs`` of them at a time.
 
-    Returns:
-        JSON values: the best trial, all trials, the path of best.yaml.
-
-    Raises:
-        ConfigError: for a folder with another study, and when no trial came to its end.
-        MissingExtraError: without Optuna.
+    Returns JSON values: the best trial, all trials, the path of best.yaml. Raises ConfigError for a folder with another
+    study, and when no trial came to its end.
     """
     optuna = require("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -29,11 +29,8 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Environment ``index`` of a vector, unchanged as long as it returns the types and shapes of its spaces.
 
     The last observation of an episode is copied, so that the next reset of an environment that reuses its arrays does
-    not overwrite it. Attributes that are set on the wrapper are set on the environment.
-
-    Args:
-        relay: put the message of an error into the info, where ``FiniteVecEnv`` reads it. For an environment in a
-            process of its own, which an exception would end without a message.
+    not overwrite it. Attributes that are set on the wrapper are set on the environment. In a process of its own, which
+    an exception would end without a message, ``relay`` puts the message into the info for ``FiniteVecEnv``.
 
     Raises:
         DataError: for any exception of the environment, and for results of other types or shapes; names environment,

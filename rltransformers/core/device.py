@@ -23,7 +23,7 @@ def find_device(device: torch.device | str, name: str = "device") -> torch.devic
         if found.type == "cuda" and not torch.cuda.is_available():
             if device != "auto":
                 warnings.warn(f"{name} is {device}, but torch finds no CUDA here; the CPU is taken", stacklevel=1)
-            return torch.device("cpu")
+            return CPU
         torch.empty(0, device=found).cpu()
     except (RuntimeError, NotImplementedError, AssertionError) as error:
         raise ConfigError(
@@ -41,7 +41,7 @@ def memory_of(device: torch.device) -> int:
 
 def check_memory(needed: int, what: str, way_out: str, device: torch.device | None = None) -> None:
     """Raise ConfigError, "<what> so much memory, there is so much; <way_out>", unless ``needed`` bytes fit there."""
-    room = memory_of(torch.device("cpu") if device is None else device)
+    room = memory_of(device or CPU)
     if needed > room:
         raise ConfigError(f"{what} {needed / 2**30:.3g} GiB, this process may have {room / 2**30:.3g}; {way_out}")
 

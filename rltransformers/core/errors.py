@@ -63,9 +63,8 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
 def refuse_unknown(names: Iterable[object], known: Collection[object], path: str = "", source: str = "") -> None:
     """Raise ConfigError for the first name of a mapping that is none of ``known``, with the closest known ones.
 
-    Args:
-        path: put before a name in the message: where the mapping stands, with its dot, e.g. "algorithm.".
-        source: what the message begins with: the file that was read, or the part that takes the settings.
+    The message begins with ``source``, a file or the part that takes the settings; ``path``, as "algorithm.", is put
+    before the name.
     """
     for name in names:
         if name not in known:

@@ -28,19 +28,12 @@ from stable_baselines3.common.vec_env import (
 )
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
+from rltransformers.core import values
 from rltransformers.core.action_masks import ACTION_MASK, LAST_MASK, MASK_METHOD, check_masks, choices_of, fit_masks
 from rltransformers.core.checked_env import ENVIRONMENT_ERRORS, FAULT, CheckedEnv, with_way_out
 from rltransformers.core.errors import DataError, one_line
 from rltransformers.core.spaces import is_nested, leaf_values
-from rltransformers.core.values import (
-    WAY_OUT,
-    When,
-    check_observations,
-    check_outcome,
-    check_single,
-    check_value,
-    read_leaves,
-)
+from rltransformers.core.values import When, read_leaves
 
 AnyVectorEnv = VecEnv | VectorEnv[Any, Any, Any]
 
@@ -175,7 +168,7 @@ class FiniteVecEnv(VecEnvWrapper):
         if self._relays:
             _refuse_faults(infos)
         if self._checks_outcomes:
-            check_outcome(self.num_envs, rewards, {"done": dones}, self._when)
+            values.check_outcome(self.num_envs, rewards, {"done": dones}, self._when)
         if self._leaves:
             self.check(observation, self._when)
         dones = np.asarray(dones, bool)
@@ -186,17 +179,17 @@ class FiniteVecEnv(VecEnvWrapper):
             if ended:
                 rows = [self._values(infos[index]["terminal_observation"]) for index in ended]
                 last = {path: [row.get(path) for row in rows] for path in self._leaves}
-                check_observations(
+                values.check_observations(
                     self._leaves, last, "terminal observation", lambda row: f"{ended[row]} {self._when()}"
                 )
         return observation, rewards, dones, infos
 
     def check(self, observation: Any, when: When) -> None:
-        check_observations(self._leaves, self._values(observation), place=lambda index: f"{index} {when()}")
+        values.check_observations(self._leaves, self._values(observation), place=lambda index: f"{index} {when()}")
 
     def _values(self, observation: Any) -> Mapping[str, Any]:
-        values = observation if self._flat else leaf_values(self.venv.observation_space, observation)
-        return values if isinstance(values, dict) else {"": values}
+        leaves = observation if self._flat else leaf_values(self.venv.observation_space, observation)
+        return leaves if isinstance(leaves, dict) else {"": leaves}
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self._step}
@@ -419,10 +412,10 @@ def _environment_at_fault(error: BaseException, when: str) -> int | DataError | 
         try:
             if frame.f_code.co_name == "_stack_obs":  # of SubprocVecEnv: the observations do not fit on each other
                 for index, observation in enumerate(local["obs_list"]):
-                    check_single(local["space"], observation, "observation", f"{index} {when}")
+                    values.check_single(local["space"], observation, "observation", f"{index} {when}")
             if isinstance(local.get("self"), SubprocVecEnv) and "rews" in local:
                 for index, reward in enumerate(local["rews"]):
-                    check_value("reward", reward, index, lambda: when)
+                    values.check_value("reward", reward, index, lambda: when)
         except DataError as fault:
             return fault
     return None
@@ -448,7 +441,7 @@ def _ended_process(holder: Any, when: str) -> str | None:
     index, code = codes[0]
     return (
         f"the process of environment {index} ended {when} (exit code {code}; 1: an exception, printed above; negative: "
-        f"killed by that signal, -9 is often a lack of memory); {WAY_OUT}, or take fewer environments"
+        f"killed by that signal, -9 is often a lack of memory); {values.WAY_OUT}, or take fewer environments"
     )
 
 

@@ -192,9 +192,7 @@ def check_not_empty(leaves: Mapping[str, Space], space: Space, role: str) -> Non
 def check_supported(space: Space, role: str, way_out: str | None = None) -> None:
     """Raise ConfigError unless every leaf is a Box, Discrete, MultiDiscrete or MultiBinary, and there is one.
 
-    Args:
-        role: how the message calls the space, e.g. "observation" or "action".
-        way_out: how to leave out a field; None: the wrapper of an environment that does, for observations.
+    ``role`` is how the message calls the space; ``way_out`` how to leave out a field, None for the wrapper that does.
     """
     leaves = leaf_spaces(space)
     check_not_empty(leaves, space, role)

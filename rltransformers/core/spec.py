@@ -20,7 +20,6 @@ Size = Annotated[int, Ge(1), Le(1_000_000)]
 SizeOrZero = Annotated[int, Ge(0), Le(1_000_000)]
 
 WEIGHT = "weight"  # key beside the options of a loss
-LossWeight = Annotated[float, Ge(0), Le(1e6)]
 
 
 @dataclass(frozen=True)

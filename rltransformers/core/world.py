@@ -33,10 +33,7 @@ FAILURE = "rltransformers/failure"  # key of the store under which a process tha
 
 @dataclass
 class Traffic:
-    """Traffic since ``began``: bytes that this process handed over, seconds until all was told, and messages.
-
-    Sums are counted as the numbers that enter them, gathered rows as the own ones.
-    """
+    """Traffic since ``began``: bytes that this process handed over, seconds until all was told, and messages."""
 
     bytes: int = 0
     seconds: float = 0.0
@@ -48,15 +45,12 @@ class Sharing:
     """The processes that train one agent, of which this one is number ``rank`` of ``size``; one alone does nothing.
 
     Methods that exchange something must be called by all processes in the same order.
-
-    Attributes:
-        is_single: whether there is no other process.
-        is_leader: whether this process writes files, evaluates and reports.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None) -> None:
         self.rank, self.size = rank, size
-        self.is_single, self.is_leader = size == 1, rank == 0
+        self.is_single = size == 1
+        self.is_leader = rank == 0  # writes files, evaluates and reports
         self.traffic = Traffic()
         self._store = store
 

@@ -3,7 +3,7 @@
 A law that does not hold raises ``LawError`` with a sentence that says how. They expect ``in_double()``.
 """
 
-from rltransformers.laws.costs import constant_steps, declared_growth, grows_as_declared, of_one_layer, window_of_16
+from rltransformers.laws.costs import constant_steps, grows_as_declared, of_one_layer, window_of_16
 from rltransformers.laws.gradients import (
     Limit,
     becomes_another,
@@ -36,7 +36,7 @@ from rltransformers.laws.streams import EXACT, Case, LawError, backbone_of, in_d
 
 __all__ = [
     "EXACT", "BackboneStep", "Case", "LawError", "Limit", "acting_equals_training", "acting_from_keys", "autocast",
-    "backbone_of", "becomes_another", "block_invariance", "causality", "constant_steps", "declared_growth",
+    "backbone_of", "becomes_another", "block_invariance", "causality", "constant_steps",
     "each_acts", "episode_isolation", "equals_reference", "exported_equals_eager", "finite_differences",
     "fixed_addresses", "fresh_tables", "gradients_everywhere", "grows_as_declared", "in_double", "low_precision",
     "no_tensors_from_numbers", "of_one_layer", "outputs_left_out", "padding", "perturbed", "portable_states",

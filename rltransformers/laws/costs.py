@@ -73,16 +73,11 @@ def window_of_16(config: BackboneConfig) -> BackboneConfig:
         return config
 
 
-def declared_growth(config: BackboneConfig) -> str:
-    """Return the growth of the work that the mechanisms of a config declare: "T", or "T^2" where one says so."""
-    return "T^2" if any(choice.spec.traits.time == "T^2" for choice in config.choices.chosen()) else "T"
-
-
 def grows_as_declared(config: BackboneConfig) -> float:
     """L8: work and kept memory grow with the tokens as declared; returns the larger exponent."""
     config = of_one_layer(window_of_16(config))
     backbone = backbone_of(config)
-    declared = declared_growth(config)
+    declared = "T^2" if any(choice.spec.traits.time == "T^2" for choice in config.choices.chosen()) else "T"
     largest = SQUARED if declared == "T^2" else LINEAR
     streams = [torch.randn(1, time, backbone.width) for time in LENGTHS]
     short, long = (cost(lambda x=x: backbone(x)[0]) for x in streams)  # type: ignore[misc]

@@ -45,11 +45,8 @@ def idle(
 ) -> tuple[bool, bool]:
     """Return whether the first and whether the second of two mechanisms changes nothing beside the other.
 
-    Whether a token halts, weights decide: several sets of weights are tried.
-
-    Args:
-        both, one, other: settings with both of them, and with each alone.
-        outputs: those of mechanisms alone, which many pairs have in common; filled here.
+    Settings have both of them, or one alone; ``outputs`` of one alone, which many pairs share, are filled here. Several
+    sets of weights are tried, for they decide whether a token halts.
     """
     unchanged = [True, True]  # without one, without the other
     for seed in range(SETS):

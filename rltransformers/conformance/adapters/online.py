@@ -113,13 +113,13 @@ def started(inputs: Float[Tensor, "B T D"], start: int) -> Bool[Tensor, "B T"]:
 class OnPolicyAgent(_Agent):
     """``GTrXLPPO`` or ``GTrXLVMPO``, of which the target acts."""
 
-    def __init__(self, kind: type[GTrXLPPO] | type[GTrXLVMPO], backbone: dict[str, Any] | None = None) -> None:
+    def __init__(self, kind: type[GTrXLPPO] | type[GTrXLVMPO]) -> None:
         self.traits = Traits(full=MEMORY * LAYERS, cache=CACHE)
         self.model = kind(
             "GTrXLPolicy",
             limited(),
             n_steps=ROLLOUT,
-            policy_kwargs={"backbone": BACKBONE | (backbone or {})} | EVERYTHING,
+            policy_kwargs={"backbone": BACKBONE} | EVERYTHING,
             **SETTINGS,
         )
         shaken(self.model.policy.parameters())
