@@ -7,6 +7,7 @@ import argparse
 import sys
 import zipfile
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from gymnasium import spaces
@@ -42,17 +43,9 @@ def make_environment(config: EnvironmentConfig, seed: int, monitor: bool = True)
 
 def collect_episodes(environment: EnvironmentConfig, collect: CollectConfig, seed: int) -> Trajectories:
     """Episodes of a run's behaviors in its environment, in memory; the same seed gives the same episodes."""
-    env = make_environment(environment, seed)
-    try:
-        return record(
-            env,
-            parse_behaviors(collect.behaviors),
-            episodes=collect.episodes,
-            seed=seed,
-            longest_episode=collect.longest_episode,
-        )
-    finally:
-        env.close()
+    with closing(make_environment(environment, seed)) as env:
+        parts, longest = parse_behaviors(collect.behaviors), collect.longest_episode
+        return record(env, parts, episodes=collect.episodes, seed=seed, longest_episode=longest)
 
 
 def collect_dataset(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -67,8 +60,8 @@ def collect_dataset(arguments: argparse.Namespace) -> dict[str, Any]:
 
         if not arguments.overwrite and (get_dataset_path(dataset) / "data").exists():  # before hours of recording
             raise DataError(f"the Minari dataset {dataset!r} exists; raise its version or pass --overwrite")
-        env = make_environment(environment, arguments.seed, monitor=False)  # the recording holds returns and lengths
-        try:
+        # without monitor: the recording holds returns and lengths
+        with closing(make_environment(environment, arguments.seed, monitor=False)) as env:
             keep = arguments.keep_indices
             if arguments.drop_indices is not None:
                 keep = _others(env.observation_space, arguments.drop_indices)
@@ -90,8 +83,6 @@ def collect_dataset(arguments: argparse.Namespace) -> dict[str, Any]:
                     name=environment.id,
                     progress=advance,
                 )
-        finally:
-            env.close()
         write_minari(data, dataset, overwrite=arguments.overwrite)
     return {"dataset": dataset} | data.summary()
 

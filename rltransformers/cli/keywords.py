@@ -69,8 +69,6 @@ def policy_hints(agent: AgentName) -> dict[str, Any]:
 def check_config(config: ExperimentConfig, new: bool = True) -> None:
     """Raise ConfigError unless a config can work as far as it shows; without ``new`` only values by themselves."""
     check_keywords(config.agent, config.algorithm, config.policy)
-    if config.algorithm.get("mode") == "bc" and config.evaluation.target_returns:
-        raise ConfigError("algorithm.mode bc has no target return: set evaluation.target_returns to []")
     if not new:
         return
     for wrapper in config.environment.wrappers:

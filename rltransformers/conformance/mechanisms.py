@@ -55,6 +55,7 @@ class Report:
 
     @property
     def held(self) -> bool:
+        """Whether no law failed."""
         return all(result.status != FAILED for result in self.results)
 
     def failed(self) -> dict[str, str]:

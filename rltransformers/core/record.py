@@ -29,9 +29,11 @@ class Record:
     random_exits: Tensor | None = None
 
     def add_loss(self, name: str, value: Tensor) -> None:
+        """Sum of the contributions of all layers."""
         self.losses[name] = self.losses[name] + value if name in self.losses else value
 
     def choose(self, tokens: slice) -> None:
+        """Keep only these of the wanted tokens."""
         self.streams = None if self.streams is None else [each[:, tokens] for each in self.streams]
         self.exits = None if self.exits is None else self.exits[:, tokens]
         self.random_exits = None if self.random_exits is None else self.random_exits[:, tokens]
@@ -65,6 +67,7 @@ class Probe:
             self.record.add_loss(name, value)
 
     def metric(self, name: str, value: Tensor) -> None:
+        """Report a scalar."""
         if self.record is not None:
             self.record.metrics[f"{self.place}/{name}"] = value
 

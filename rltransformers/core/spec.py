@@ -179,6 +179,7 @@ class Spec:
         return {each.name: each.default for each in dataclasses.fields(self.options)}
 
     def ranges(self) -> Mapping[str, Any]:
+        """Option names with the annotations of their types and ranges."""
         return _annotations(self.options)
 
     def unread(self, options: Any) -> dict[str, str]:
@@ -208,6 +209,7 @@ class Choice:
 
     @property
     def name(self) -> str:
+        """Name of the entry."""
         return self.spec.name
 
     def build(self, *sizes: Any) -> Any:

@@ -24,20 +24,21 @@ NaN, lengths, flags. Printed are spaces, episodes, lengths, returns, and target 
   rltransformers inspect hopper_medium-v2.hdf5 --json
 """,
     )
-    argument = parser.add_argument
-    argument("dataset", metavar="DATASET", help="id or path")
-    argument(
+    parser.add_argument("dataset", metavar="DATASET", help="id or path")
+    parser.add_argument(
         "--time-limit", type=flag(Count), metavar="N", help="the step limit of the environment, for data that lack it"
     )
     for role in ("observation", "action"):
-        argument(
+        parser.add_argument(
             f"--{role}-space",
             metavar="SPACE",
             help=f"the {role} space of the environment, for data that lack it, as 'Discrete(3)' or 'Box(-1, 1, (4,))'",
         )
-    argument("--observation-leaves", nargs="+", metavar="LEAF", help="fields of nested observations that are kept")
-    argument("--trust", action="store_true", help="read a pickle of save_replay_buffer, which runs its code")
-    argument("--json", action="store_true", help="print the description as JSON")
+    parser.add_argument(
+        "--observation-leaves", nargs="+", metavar="LEAF", help="fields of nested observations that are kept"
+    )
+    parser.add_argument("--trust", action="store_true", help="read a pickle of save_replay_buffer, which runs its code")
+    parser.add_argument("--json", action="store_true", help="print the description as JSON")
     parser.set_defaults(run=run)
 
 

@@ -62,16 +62,15 @@ Several processes train one agent under torchrun, each with its part of environm
   torchrun --nproc-per-node 4 -m rltransformers train gtrxl_cue_recall
 """,
     )
-    argument = parser.add_argument
     add_config(parser)
-    argument("--resume", metavar="RUN", help="run folder to go on with, in place of CONFIG")
-    argument("--name", help="name of the run folder in place of <config>-seed<seed>")
-    argument(
+    parser.add_argument("--resume", metavar="RUN", help="run folder to go on with, in place of CONFIG")
+    parser.add_argument("--name", help="name of the run folder in place of <config>-seed<seed>")
+    parser.add_argument(
         "--seeds", type=flag(Count), metavar="N", help="train with N seeds, from the config's on, and compare the runs"
     )
     add_engine(parser, "with --seeds: ", "runs")
-    argument("--verbose", action="store_true", help="print every logged metric in place of a progress bar")
-    argument("--json", action="store_true", help="print the final evaluation as JSON")
+    parser.add_argument("--verbose", action="store_true", help="print every logged metric in place of a progress bar")
+    parser.add_argument("--json", action="store_true", help="print the final evaluation as JSON")
     add_trust(parser)
     parser.set_defaults(run=run)
 

@@ -34,15 +34,16 @@ study: the same command goes on with it, a larger --trials makes it longer. runs
 of the best trial. Needs pip install 'rltransformers[tune]'.
 """,
     )
-    argument = parser.add_argument
     add_config(parser)
-    argument(
+    parser.add_argument(
         "--search", action="append", default=[], metavar="KEY=VALUES", help="a setting and what it may be; repeatable"
     )
-    argument("--trials", type=flag(Count), metavar="N", help="trials in all (default: of the config, else 20)")
+    parser.add_argument(
+        "--trials", type=flag(Count), metavar="N", help="trials in all (default: of the config, else 20)"
+    )
     add_engine(parser, "", "trials")
-    argument("--name", help="name of the folder in place of <config>-tune")
-    argument("--json", action="store_true", help="print the best trial and all others as JSON")
+    parser.add_argument("--name", help="name of the folder in place of <config>-tune")
+    parser.add_argument("--json", action="store_true", help="print the best trial and all others as JSON")
     add_trust(parser)
     parser.set_defaults(run=run)
 

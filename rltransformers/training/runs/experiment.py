@@ -333,6 +333,8 @@ class ExperimentConfig:
             )
         if not offline and self.evaluation.target_returns:
             raise ConfigError("evaluation.target_returns are for agent decision_transformer")
+        if offline and self.algorithm.get("mode") == "bc" and self.evaluation.target_returns:
+            raise ConfigError("algorithm.mode bc has no target return: set evaluation.target_returns to []")
         if self.agent is AgentName.RECURRENT_PPO and self.backbone:
             raise ConfigError(
                 "agent recurrent_ppo has an LSTM instead of a backbone: leave backbone out (--backbone null)"
