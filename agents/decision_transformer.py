@@ -70,9 +70,6 @@ from rltransformers.training.update import memory_panel
 if __name__ != "rltransformers.agents.decision_transformer":
     raise ImportError("import this file as rltransformers.agents.decision_transformer")
 
-POLICIES = ("DTPolicy",)
-KIND = "DecisionTransformer"
-
 
 class DecisionTransformer(OnlineLearner):
     """Decision Transformer (arXiv 2106.01345): learns from recorded episodes to act for a return that it is asked for.
@@ -135,7 +132,7 @@ class DecisionTransformer(OnlineLearner):
         DataError: for a dataset that breaks a rule, see ``load_trajectories``.
     """
 
-    kind = KIND
+    kind = "DecisionTransformer"
 
     @strict
     def __init__(
@@ -171,8 +168,8 @@ class DecisionTransformer(OnlineLearner):
         seed: Seed | None = None,
         device: torch.device | str = "auto",
     ) -> None:
-        if policy not in POLICIES:
-            raise ConfigError(f"policy {policy!r} is unknown; {did_you_mean(policy, POLICIES)}")
+        if policy != "DTPolicy":
+            raise ConfigError(f"policy {policy!r} is unknown; {did_you_mean(policy, ['DTPolicy'])}")
         if mode == "bc" and return_scale is not None:
             raise ConfigError("mode 'bc' has no return tokens, so return_scale has no effect; leave it at None")
         device, options = find_device(device), check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
@@ -228,7 +225,7 @@ class DecisionTransformer(OnlineLearner):
         gradient_steps: Updates,
         callback: MaybeCallback = None,
         log_interval: Count = 100,
-        tb_log_name: str = KIND,
+        tb_log_name: str = "DecisionTransformer",
         progress_bar: bool = False,
     ) -> Self:
         """Train for ``gradient_steps`` more updates.
@@ -241,7 +238,7 @@ class DecisionTransformer(OnlineLearner):
             ConfigError: when the model was loaded without a dataset, and for an ``EvalCallback``.
             DataError: for an episode that is longer than a position table, and when the loss is no longer finite.
         """
-        sampler = self._needed_sampler("dataset to learn from", f"give one to {KIND}.load(path, dataset=...)")
+        sampler = self._needed_sampler("dataset to learn from", f"give one to {self.kind}.load(path, dataset=...)")
         check_longest(self.policy.backbone, sampler.trajectories)
         self._choose_warmup(gradient_steps)
         total_timesteps = self.num_timesteps + gradient_steps

@@ -44,7 +44,6 @@ class Behavior(Protocol):
         call. Randomness comes from ``generator`` alone. An ``act`` that also has the argument ``rewards`` gets those of
         the last step [B], zeros on the first call.
         """
-        ...
 
 
 BehaviorLoader = Callable[[str, Space, Space, bool], Behavior]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from rltransformers.data.spaces import Options, prune_space
 from rltransformers.data.tables import is_dataset, is_table, read_table, table_files, trajectories_from_dataset
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.data.writer import fit_leaf
-
-Dataset: TypeAlias = Any
-"""A Minari id or dataset object, a path, a D4RL dict, an iterable of episode dicts, or Trajectories."""
 
 HDF5 = (".hdf5", ".h5", ".hdf")
 FILES = (*HDF5, ".npz", ".parquet", ".arrow")
@@ -172,7 +169,7 @@ SOURCES = (
 
 @suggesting
 def load_trajectories(
-    dataset: Dataset,
+    dataset: Any,
     *,
     observation_space: Space | None = None,
     action_space: Space | None = None,

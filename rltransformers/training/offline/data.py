@@ -63,17 +63,11 @@ class DataSummary:
 
 @dataclass
 class OnlineCounts:
-    """How far learning online has come; a checkpoint holds it.
+    """How far learning online has come; a checkpoint holds it."""
 
-    Attributes:
-        timesteps: of environments.
-        episodes: played to their end.
-        updates: still to come for the episodes played last.
-    """
-
-    timesteps: WholeNumber = 0
-    episodes: WholeNumber = 0
-    updates: WholeNumber = 0
+    timesteps: WholeNumber = 0  # of environments
+    episodes: WholeNumber = 0  # played to their end
+    updates: WholeNumber = 0  # still to come for the episodes played last
 
     def __post_init__(self) -> None:
         check_fields(self, "online.")

@@ -72,7 +72,6 @@ def evaluate_decisions(
         return None if episode is None else episode.seed
 
     def decide(observation: Any, first: np.ndarray, rewards: np.ndarray) -> Any:
-        """Actions of all environments."""
         nonlocal rows, state
         before, rows = rows, [row for row, episode in enumerate(running) if episode is not None]
         state = decider.initial_state(len(rows)) if state is None else state

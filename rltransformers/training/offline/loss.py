@@ -9,13 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rltransformers.algorithms.critic import (
-    alignment_loss,
-    critic_loss,
-    policy_gain,
-    stitching_weight,
-    window_targets,
-)
+from rltransformers.algorithms.critic import alignment_loss, critic_loss, policy_gain, stitching_weight, window_targets
 from rltransformers.algorithms.decision import expectile_loss, step_losses
 from rltransformers.backbone import Record
 from rltransformers.core.checkpoint import check_tensor, restore_optimizer, restore_weights

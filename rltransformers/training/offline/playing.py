@@ -38,20 +38,13 @@ from rltransformers.training.stepping import act_on_arrays
 
 @dataclass
 class Exploring:
-    """A behavior that samples actions of a Decision Transformer asked for one return.
-
-    Attributes:
-        target: the return to ask for, NaN for what the policy predicts.
-        noise: deviation of what is added to the one action of a Box, in units where its bounds are -1 and 1.
-        spaces: of the observations and of the actions that the policy learned from.
-        action_space: of the environment, whose Boxes may be narrower.
-    """
+    """A behavior that samples actions of a Decision Transformer asked for one return."""
 
     decider: Decider
-    target: float
-    noise: float
-    spaces: tuple[Space, Space]
-    action_space: Space
+    target: float  # the return to ask for, NaN for what the policy predicts
+    noise: float  # deviation of what is added to the one action of a Box, in units where its bounds are -1 and 1
+    spaces: tuple[Space, Space]  # of observations and actions that the policy learned from
+    action_space: Space  # of the environment, whose Boxes may be narrower
     name: str = "exploring"
     state: ActingState | None = None
 

@@ -8,16 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, refuse_unknown
-from rltransformers.core.ranges import (
-    Count,
-    Fraction,
-    PositiveNumber,
-    Weight,
-    WholeNumber,
-    check,
-    check_fields,
-    shown,
-)
+from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Weight, WholeNumber, check, check_fields, shown
 from rltransformers.core.spec import Choice
 from rltransformers.policies.decider import ActingMode
 from rltransformers.policies.observed import ObservationOptions

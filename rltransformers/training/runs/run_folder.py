@@ -12,12 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
-from stable_baselines3.common.logger import (
-    HumanOutputFormat,
-    KVWriter,
-    Logger,
-    TensorBoardOutputFormat,
-)
+from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.record_writer import RecordWriter
