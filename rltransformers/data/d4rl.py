@@ -106,7 +106,7 @@ D4RL_FILES: dict[str, str] = {
     "minigrid-fourrooms-v0": "minigrid4rooms",
     "minigrid-fourrooms-random-v0": "minigrid4rooms_random",
 }  # fmt: skip
-"""D4RL id → the file that d4rl downloads for it, without its ending ``.hdf5``; as in the URLs of its tables."""
+"""D4RL id → the file that d4rl downloads for it, without its ending ``.hdf5``: the URLs in its ``infos.py`` end so."""
 
 
 def reference_scores(task: str) -> tuple[float, float] | None:

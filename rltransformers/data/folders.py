@@ -117,7 +117,7 @@ def _checksum(file: Path) -> int:
 def cached(
     read: Callable[[Options], Trajectories], cache: str | os.PathLike[str], source: list[Any], options: Options
 ) -> Trajectories:
-    """Return the memory-mapped copy in a cache of what is read; write it when it is not there yet or damaged.
+    """Return the memory-mapped copy of a source in a cache; write it first when it is missing or damaged.
 
     Args:
         source: its files, of which another size or time of change makes another copy, and what else identifies it.

@@ -29,10 +29,11 @@ def pick_leaves(arrays: Any, leaves: Sequence[str] | None) -> Any:
     if leaves is None or not isinstance(arrays, Mapping):
         return arrays
     picked = dict(arrays)
-    for key in set(NAMES["observations"] + NAMES["next_observations"]).intersection(arrays):
-        known = nested_leaves(arrays[key])
-        check_leaves(leaves, known)
-        picked[key] = nest_paths({path: known[path] for path in leaves})
+    for key in NAMES["observations"] + NAMES["next_observations"]:
+        if key in arrays:
+            known = nested_leaves(arrays[key])
+            check_leaves(leaves, known)
+            picked[key] = nest_paths({path: known[path] for path in leaves})
     return picked
 
 

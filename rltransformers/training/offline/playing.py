@@ -107,6 +107,7 @@ def check_lengths(
 ) -> None:
     """Raise ConfigError where ``whole_episodes`` may meet an episode of more than ``context_length`` steps."""
     cut = (env_kwargs or {}).get("max_episode_steps", None if spec is None else spec.max_episode_steps)
+    # In keywords of the environment -1 is no limit.
     longest = min((limit for limit in (longest_episode, cut) if limit not in (None, -1)), default=None)
     if settings.whole_episodes and (longest is None or longest > settings.context_length):
         raise ConfigError(

@@ -127,7 +127,7 @@ class RunCallback(BaseCallback):
         return self.folder.read_evaluations()[-1][1]
 
     def evaluate(self, last: bool = False) -> Sequence[EvaluationResult]:
-        """Save, evaluate, log and draw now; the ``last`` time the metrics of the last update are logged along."""
+        """Save, evaluate, log and draw now; ``last``: with the metrics of the last update. Process 0 has results."""
         step = self.model.num_timesteps
         if last or not self.restart_every:
             self._save_last()
