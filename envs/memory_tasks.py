@@ -196,9 +196,9 @@ def _step(rules: Rules, action_space: Any, state: State | None, actions: Array) 
 
 
 TASKS = (
-    *("CueRecall", "PassiveTMaze", "ActiveTMaze", "KeyToDoor"),
-    *("Stitching", "ProofOfMemory", "DistractorTMaze", "EndlessTMaze"),
-)
+    "CueRecall", "PassiveTMaze", "ActiveTMaze", "KeyToDoor",
+    "Stitching", "ProofOfMemory", "DistractorTMaze", "EndlessTMaze",
+)  # fmt: skip
 """Names of tasks and of their rules; the classes ``<name>`` and ``<name>Vector`` stand in this module."""
 
 

@@ -355,10 +355,10 @@ class FlatDict(_Wrapper, gymnasium.ObservationWrapper[Any, Any, Any]):
 WRAPPERS: dict[str, type[gymnasium.Wrapper[Any, Any, Any, Any]]] = {
     each.__name__: each
     for each in (
-        *(KeepIndices, DropIndices, History, ActionMasks, DropUnsupported),
-        *(GridSymbols, CopyObservation, Flicker, GlobalSeed, FlatDict),
+        KeepIndices, DropIndices, History, ActionMasks, DropUnsupported,
+        GridSymbols, CopyObservation, Flicker, GlobalSeed, FlatDict,
     )
-}
+}  # fmt: skip
 """The wrappers that a configuration can name."""
 
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from rltransformers.backbone.config import BackboneConfig
 
 
+SINGLE = ("prior", "head_mixing", "memory_kind", "depth", "residual", "ff", "topology")
+"""Axes with one choice for all layers."""
+
+
 @dataclass(frozen=True)
 class LayerChoices:
     """Parts of one layer; ``patterns`` holds one for all heads, or one per head."""
@@ -58,8 +62,7 @@ class Choices:
 
     def common(self) -> tuple[Choice, ...]:
         """Choices that hold for all layers."""
-        single = (self.prior, self.head_mixing, self.memory_kind, self.depth, self.residual, self.ff, self.topology)
-        return (*self.positions, *single, *self.losses)
+        return (*self.positions, *(getattr(self, axis) for axis in SINGLE), *self.losses)
 
     def chosen(self) -> list[Choice]:
         return [*self.common(), *(choice for layer in self.kinds for choice in layer)]
@@ -82,8 +85,7 @@ def read(config: BackboneConfig) -> Choices:
         LayerChoices(one("mixer", index), of_layer("pattern", index), one("selection", index), one("span", index))
         for index in range(min(turns, config.layers))
     )
-    common = ("prior", "head_mixing", "memory_kind", "depth", "residual", "ff", "topology")
-    return Choices(kinds, of_layer("position", 0), losses, *map(one, common))
+    return Choices(kinds, of_layer("position", 0), losses, *map(one, SINGLE))
 
 
 def read_losses(written: Mapping[Any, Any]) -> tuple[Choice, ...]:

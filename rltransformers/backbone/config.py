@@ -1,9 +1,8 @@
 """One frozen record for every axis of the backbone, read from YAML or a dict, checked before anything is built."""
 
-import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ from rltransformers.backbone.choices import Choices, groups, read, read_losses
 from rltransformers.backbone.presets import PRESETS, Preset
 from rltransformers.backbone.rules import check_combinations
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
-from rltransformers.core.ranges import DropoutRate, check
+from rltransformers.core.ranges import DropoutRate, annotations, check
 from rltransformers.core.spec import WEIGHT, Choice, Feature, Size, is_list
 
 ComputeType = Literal["float32", "bfloat16"]
@@ -91,7 +90,7 @@ class BackboneConfig:
 
     def __post_init__(self) -> None:
         """Copy the values as plain ones; check types and ranges, names, combinations, and what would be built."""
-        for name, annotation in _annotations().items():
+        for name, annotation in annotations(BackboneConfig).items():
             value = getattr(self, name)
             if value is not getattr(BackboneConfig, name, MISSING):  # defaults need no check
                 object.__setattr__(self, name, check(plain(value), annotation, f"backbone.{name}"))
@@ -118,7 +117,7 @@ class BackboneConfig:
             raise ConfigError(f"backbone must be a preset, or a mapping of a preset and settings, got {values!r}")
         given = dict(values)
         defaults = {**PLAIN, **find_preset(given.pop("preset", "gtrxl")).overrides}
-        refuse_unknown(given, ["preset", *_annotations()], "backbone.")
+        refuse_unknown(given, ["preset", *annotations(BackboneConfig)], "backbone.")
         layers = plain({**defaults, **given}.get("layers", BackboneConfig.layers))
         for name, axis in CHOICES.items():  # no choices for layers that there are not
             if axis.per_layer and is_list(defaults[name]) and isinstance(layers, int):
@@ -129,8 +128,8 @@ class BackboneConfig:
     def check_each(values: Mapping[str, Any]) -> None:
         """Raise ConfigError unless ``from_dict`` takes every setting by itself, whether they go together or not."""
         find_preset(values.get("preset", "gtrxl"))
-        refuse_unknown(values, ["preset", *_annotations()], "backbone.")
-        for name, annotation in _annotations().items():
+        refuse_unknown(values, ["preset", *annotations(BackboneConfig)], "backbone.")
+        for name, annotation in annotations(BackboneConfig).items():
             if name in values:
                 value = check(plain(values[name]), annotation, f"backbone.{name}")
                 if name in CHOICES:
@@ -182,12 +181,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if is_list(value) else value
-
-
-@cache
-def _annotations() -> dict[str, Any]:
-    hints = typing.get_type_hints(BackboneConfig, include_extras=True)
-    return {each.name: hints[each.name] for each in fields(BackboneConfig)}
 
 
 def find_preset(name: str) -> Preset:
