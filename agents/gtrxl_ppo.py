@@ -13,14 +13,7 @@ import torch
 from annotated_types import Ge, Le
 from gymnasium import spaces
 
-from rltransformers.algorithms.ppo import (
-    PPOLoss,
-    PPOWeights,
-    deviation_over,
-    explained_variance,
-    ppo_loss,
-    standard_scores,
-)
+from rltransformers.algorithms.ppo import PPOLoss, PPOWeights, ppo_loss, standard_scores
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import (
     Count,
@@ -238,19 +231,15 @@ class GTrXLPPO(OnPolicyMemoryAgent):
 
     def _log_update(self, recorded: Recorded, losses: list[PPOLoss], weights: PPOWeights) -> None:
         """Record means over the minibatches of an update, in the names of Stable-Baselines3."""
-        record, counts = self.logger.record, recorded.counts
+        record = self.logger.record
         parts = {"policy_gradient_loss": "policy", "value_loss": "value"}
         update.log_losses(self.logger, losses, parts | {name: name for name in ("approx_kl", "clip_fraction")})
         record("train/entropy_loss", -update.mean_of(losses, "entropy"))
-        record("train/advantage_std", float(deviation_over(recorded.advantages, counts)))
-        record("train/explained_variance", explained_variance(recorded.values, recorded.returns, counts))
         for name in ("clip_range", "clip_range_vf", "ent_coef"):
             if (value := getattr(weights, name)) is not None:
                 record(f"train/{name}", value)
         if losses[0].log_barrier is not None and weights.barrier_coef:
             record("train/log_barrier", update.mean_of(losses, "log_barrier"))
             record("train/barrier_coef", weights.barrier_coef)
-        if (deviation := self.policy.action_head.standard_deviation()) is not None:
-            record("train/std", float(deviation.detach()))
-        record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self._log_rollout(recorded)
         update.log_ratio_error(self.logger, float(losses[0].ratio_error), self.sharing)

@@ -14,7 +14,6 @@ import torch
 from annotated_types import Ge, Gt, Le
 from stable_baselines3.common.utils import update_learning_rate
 
-from rltransformers.algorithms.ppo import deviation_over, explained_variance
 from rltransformers.algorithms.vmpo import Multipliers, VMPOBounds, VMPOLoss, vmpo_loss
 from rltransformers.core.checkpoint import check_same, restore_optimizer, restore_weights
 from rltransformers.core.ranges import (
@@ -251,17 +250,13 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
 
     def _log_update(self, recorded: Recorded, losses: list[VMPOLoss]) -> None:
         """Record means over the minibatches of an update, and the multipliers after it; divergences by their bounds."""
-        record, counts = self.logger.record, recorded.counts
-        record("train/explained_variance", explained_variance(recorded.values, recorded.returns, counts))
-        record("train/advantage_std", float(deviation_over(recorded.advantages, counts)))
+        record = self.logger.record
+        self._log_rollout(recorded)
         record("train/temperature", float(self.multipliers.temperature.detach()))
         for kind, penalty in self.multipliers.penalties.items():
             record(f"train/alpha_{kind}", float(penalty.detach()))
             record(f"train/kl_bound_{kind}", self._bounds().eps_alpha[kind])
-        if (deviation := self.policy.action_head.standard_deviation()) is not None:
-            record("train/std", float(deviation.detach()))
         record("train/target_age", self.carry.target_age)
-        record("train/n_updates", self._n_updates, exclude="tensorboard")
         if not losses:  # no step of the rollout counted
             return
         parts = {"policy_loss": "policy", "temperature_loss": "temperature", "value_loss": "value"}

@@ -30,6 +30,7 @@ class Carry:
         before: the rollout in front of ``segment``, for ``memory_refresh="epoch"``; None unless it is needed.
         own_memory: memory of V-MPO's learner where the next rollout begins; None: that of ``acting``.
         target_age: gradient steps of V-MPO's learner since the target was renewed.
+        rollout_from: steps of the run where the rollout began that no update has learned from yet; None without one.
     """
 
     acting: PolicyState
@@ -37,6 +38,7 @@ class Carry:
     before: Segment | None = None
     own_memory: PolicyState | None = None
     target_age: int = 0
+    rollout_from: int | None = None
 
 
 Ended = tuple[dict[str, Any], bool]

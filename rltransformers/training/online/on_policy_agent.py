@@ -13,12 +13,13 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
+from rltransformers.algorithms.ppo import deviation_over, explained_variance
 from rltransformers.core.checkpoint import File
 from rltransformers.core.device import check_memory
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import strict
 from rltransformers.core.values import to_tensor
-from rltransformers.data.rollout import RolloutBuffer, bytes_of, observation_layout
+from rltransformers.data.rollout import Recorded, RolloutBuffer, bytes_of, observation_layout
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.online.carry import MemoryRefresh
@@ -61,7 +62,6 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             self.n_envs, self.n_steps, self.policy.seen_leaves, self.action_space, self.device
         )
         self._begin_run()
-        self._rollout_from: int | None = None  # steps at the start of a rollout that no update has learned from yet
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         """One segment of every environment; False when a callback ends training.
@@ -71,7 +71,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         """
         buffer: RolloutBuffer = rollout_buffer
         carry, policy = self.carry, self._actor
-        self._rollout_from = before = self.num_timesteps
+        carry.rollout_from = before = self.num_timesteps
         policy.set_training_mode(False)
         buffer.reset(policy.without_cache(carry.acting))
         callback.on_rollout_start()
@@ -115,13 +115,13 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
 
     def _give_up(self) -> bool:
         """Forget a rollout that a callback ended: no update learns from it."""
-        self._rollout_from = self.carry.own_memory = None
+        self.carry.rollout_from = self.carry.own_memory = None
         return False
 
     @property
     def _lost_steps(self) -> int:
         """Steps of the running rollout, from which no update has learned yet."""
-        return 0 if self._rollout_from is None else self.num_timesteps - self._rollout_from
+        return 0 if self.carry.rollout_from is None else self.num_timesteps - self.carry.rollout_from
 
     @strict
     def save(self, path: File, exclude: Any = None, include: Any = None) -> None:
@@ -144,10 +144,6 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             )
         super().save(path, exclude, include)
 
-    def _begin_update(self) -> None:
-        self._rollout_from = None
-        super()._begin_update()
-
     def _rows_per_batch(self) -> int:
         if self.batch_size is None:
             return max(1, self.all_envs // 4)
@@ -156,6 +152,15 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     def _watched_rows(self) -> Tensor:
         """The one environment that the memory panel looks at, to cost little: another one in every update."""
         return torch.as_tensor([self._n_updates // self.n_epochs % self.n_envs], device=self.device)
+
+    def _log_rollout(self, recorded: Recorded) -> None:
+        """Record what all algorithms tell of the rollout that an update learned from, and of the head after it."""
+        record, counts = self.logger.record, recorded.counts
+        record("train/advantage_std", float(deviation_over(recorded.advantages, counts)))
+        record("train/explained_variance", explained_variance(recorded.values, recorded.returns, counts))
+        if (deviation := self.policy.action_head.standard_deviation()) is not None:
+            record("train/std", float(deviation.detach()))
+        record("train/n_updates", self._n_updates, exclude="tensorboard")
 
 
 def _cut(infos: list[dict[str, Any]], dones: np.ndarray, observations: Any) -> list[dict[str, Any]]:

@@ -226,6 +226,7 @@ class OnlineAgent(StoredAgent):
 
     def _begin_update(self) -> None:
         """Training mode, and the learning rate of this point of the run."""
+        self.carry.rollout_from = None
         self.policy.set_training_mode(True)
         self.policy.progress = 1.0 - self._current_progress_remaining
         self._update_learning_rate(self.policy.optimizer)
