@@ -1,4 +1,4 @@
-"""Running statistics of Stable-Baselines3's ``VecNormalize`` as plain tensors, so that no checkpoint is a pickle."""
+"""Running statistics of ``VecNormalize`` as plain tensors, so that no checkpoint is a pickle, and of an own scale."""
 
 import os
 from collections.abc import Mapping
@@ -22,9 +22,10 @@ from stable_baselines3.common.vec_env import (
 from torch import Tensor
 
 from rltransformers.core.checkpoint import check_same, check_tensor, contents_of, load_checkpoint, save_checkpoint
-from rltransformers.core.errors import CheckpointError, ConfigError
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.ranges import LARGEST, NonNegativeNumber, UnitInterval, check, check_settings
 from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.values import finite, numbers
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.policies.shipping import Scaling
 from rltransformers.training.interval_log import with_inner
@@ -62,11 +63,9 @@ def share_statistics(sharing: Sharing, normalizer: VecNormalize | None) -> None:
     if sharing.is_single or normalizer is None:
         return
     if normalizer.norm_obs:
-        held: Any = normalizer.obs_rms
-        if isinstance(held, dict):
-            normalizer.obs_rms = {key: shared(each) for key, each in held.items()}
-        else:
-            normalizer.obs_rms = shared(held)  # type: ignore[assignment]  # SB3 declares the dictionary alone
+        rms: Any = normalizer.obs_rms
+        of_all: Any = {key: shared(each) for key, each in rms.items()} if isinstance(rms, dict) else shared(rms)
+        normalizer.obs_rms = of_all
     normalizer.ret_rms = shared(normalizer.ret_rms)
 
 
@@ -317,3 +316,51 @@ def set_moments(rms: RunningMeanStd, moments: Mapping[str, Any], name: str) -> N
                 "were collected"
             )
     rms.mean, rms.var, rms.count = moments["mean"].numpy().copy(), moments["var"].numpy().copy(), moments["count"]
+
+
+EPSILON, CLIP = 1e-8, 10.0
+"""Added to the variance, and the bound of scaled rewards: the defaults of ``VecNormalize``."""
+
+
+class RewardScale:
+    """Divide rewards by the running deviation of the discounted return, as ``VecNormalize`` does.
+
+    The statistics are of the environments of all processes of ``sharing``, of which this one has ``n_envs``.
+
+    Attributes:
+        returns: discounted sums of the rewards of the running episodes [E].
+        moments: running mean and variance of ``returns``.
+    """
+
+    def __init__(self, n_envs: int, sharing: Sharing) -> None:
+        self.returns = np.zeros(n_envs)
+        self.moments = RunningMeanStd() if sharing.is_single else shared(RunningMeanStd())
+
+    def update(self, rewards: np.ndarray, episode_starts: np.ndarray, gamma: float) -> np.ndarray:
+        """Take in the rewards [E] of a step, which is the first of an episode at ``episode_starts`` [E]; scale them."""
+        self.returns = np.where(episode_starts, 0.0, self.returns * gamma) + rewards
+        self.moments.update(self.returns)
+        return self(rewards)
+
+    def __call__(self, rewards: Any) -> np.ndarray:
+        """Rewards divided by the present deviation, clipped, in float32."""
+        scaled = rewards / np.sqrt(self.moments.var + EPSILON)
+        return np.clip(scaled, -CLIP, CLIP).astype(np.float32)
+
+    def of_last_step(self, rewards: Any) -> Any:
+        """Scale what ``predict`` is given as rewards; leave what is no finite number as it is, to be refused there."""
+        with suppress(DataError):
+            array = numbers(rewards)
+            return np.where(finite(array), self(array), array)
+        return rewards
+
+    def tensors(self) -> dict[str, Any]:
+        """The statistics for a checkpoint, which holds ``returns`` beside them."""
+        return pack_moments(self.moments)
+
+    def restore(self, moments: Mapping[str, Any], returns: Any, n_envs: int) -> None:
+        """Go on from the statistics of a checkpoint of ``n_envs`` environments; sums of another number are left out."""
+        set_moments(self.moments, moments, "reward_scale")
+        sums: Tensor = check_tensor(returns, "running_returns", (n_envs,), torch.float64)
+        if n_envs == len(self.returns):
+            self.returns = sums.numpy().copy()

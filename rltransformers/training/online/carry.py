@@ -6,14 +6,9 @@ from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from rltransformers.core.checkpoint import check_same, check_tensor
-from rltransformers.core.ranges import check
 from rltransformers.core.world import Sharing
-from rltransformers.data.rollout import RolloutBuffer, Segment
-from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.data.rollout import Segment
 from rltransformers.policies.memory_policy import PolicyState
 
 MemoryRefresh = Literal["never", "update", "epoch"]
@@ -80,25 +75,3 @@ def segment_tensors(segment: Segment) -> dict[str, Any]:
 def segment_of(tensors: Mapping[str, Any]) -> Segment:
     """The inverse of ``segment_tensors``."""
     return Segment(**(dict(tensors) | {"memory": PolicyState.from_tensors(tensors["memory"])}))
-
-
-def stored_segment(
-    tensors: Mapping[str, Any] | None, policy: GTrXLPolicy, n_envs: int, device: torch.device
-) -> Segment | None:
-    """The segment of a checkpoint of ``n_envs`` environments; raises CheckpointError unless it is one of ``policy``."""
-    if tensors is None:
-        return None
-    tensors = on_device(check(tensors, Mapping[str, Any], "segment"), device)
-    steps = check_tensor(tensors["rewards"], "segment.rewards", (n_envs, None), torch.float32).shape[1]
-    empty = RolloutBuffer(1, steps, policy.seen_leaves, policy.action_space, device)
-    blank = policy.initial_state(1, cached=False)
-    empty.reset(blank)
-    check_same(tensors, segment_tensors(empty.finish(blank.previous_reward, 1.0, 1.0)), "segment", n_envs)
-    return segment_of(tensors)
-
-
-def on_device(value: Any, device: torch.device) -> Any:
-    """Tensors in nested mappings on ``device``."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    return {key: on_device(part, device) for key, part in value.items()} if isinstance(value, Mapping) else value

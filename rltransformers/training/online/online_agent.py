@@ -34,9 +34,9 @@ from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.training import normalization
 from rltransformers.training.actor import Actor
 from rltransformers.training.interval_log import check_callback
+from rltransformers.training.normalization import CLIP, EPSILON, RewardScale
 from rltransformers.training.online.carry import Carry, RolloutCounts
 from rltransformers.training.online.online_checkpoint import UnwrittenMetrics
-from rltransformers.training.online.reward_scale import CLIP, EPSILON, RewardScale
 from rltransformers.training.online.stored_agent import StoredAgent, settings_of
 from rltransformers.training.online.vec_envs import as_vec_env, check_masks_of, check_trained_spaces, with_masks
 from rltransformers.training.runs.run_card import write_run_card

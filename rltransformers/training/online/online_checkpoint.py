@@ -25,10 +25,11 @@ from rltransformers.core.ranges import WholeNumber, check, shown
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves
 from rltransformers.core.values import check_observations, to_tensor
 from rltransformers.core.world import rows_of
+from rltransformers.data.rollout import RolloutBuffer, Segment
 from rltransformers.envs.saving import environment_state, joined_states, part_of_state
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 from rltransformers.policies.observations import tree_space
-from rltransformers.training.online.carry import on_device, segment_tensors, stored_segment
+from rltransformers.training.online.carry import segment_of, segment_tensors
 from rltransformers.training.parameters import uncompiled
 
 GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
@@ -189,3 +190,25 @@ def own_tensors(agent: Any, tensors: dict[str, Any]) -> dict[str, Any]:
     if (state := own["environment"]) is not None:
         own["environment"] = pack_arrays(part_of_state(unpack_arrays(state), sharing.rank, sharing.size))
     return own
+
+
+def stored_segment(
+    tensors: Mapping[str, Any] | None, policy: MemoryPolicy, n_envs: int, device: torch.device
+) -> Segment | None:
+    """The segment of a checkpoint of ``n_envs`` environments; raises CheckpointError unless it is one of ``policy``."""
+    if tensors is None:
+        return None
+    tensors = on_device(check(tensors, Mapping[str, Any], "segment"), device)
+    steps = check_tensor(tensors["rewards"], "segment.rewards", (n_envs, None), torch.float32).shape[1]
+    empty = RolloutBuffer(1, steps, policy.seen_leaves, policy.action_space, device)
+    blank = policy.initial_state(1, cached=False)
+    empty.reset(blank)
+    check_same(tensors, segment_tensors(empty.finish(blank.previous_reward, 1.0, 1.0)), "segment", n_envs)
+    return segment_of(tensors)
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """Tensors in nested mappings on ``device``."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return {key: on_device(part, device) for key, part in value.items()} if isinstance(value, Mapping) else value

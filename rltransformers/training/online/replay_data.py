@@ -28,7 +28,7 @@ from rltransformers.core.world import Sharing, rows_of
 from rltransformers.data.replay import Draw, Drawable, SegmentReplay, Window
 from rltransformers.data.rollout import bytes_of, observation_layout
 from rltransformers.policies.observations import tree_space
-from rltransformers.training.online.reward_scale import RewardScale
+from rltransformers.training.normalization import RewardScale
 
 Space = gym.Space[Any]
 KIND = "SegmentReplay"
