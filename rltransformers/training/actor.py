@@ -129,9 +129,7 @@ class Actor:
             DataError: for an observation, a reward or a mask that is none, or that allows nothing. What is remembered
                 stays as it was.
         """
-        fields, self._state = self._next(observation, reward, action_masks, self._generator, whole=False)
-        self._start = np.zeros(self._state.batch_size, bool)
-        return nest_leaves(self.action_space, fields["action"])
+        return nest_leaves(self.action_space, self._next(observation, reward, action_masks, whole=False)["action"])
 
     def decide(
         self, observation: Any, reward: Any = None, action_masks: Any = None, *, advance: bool = True
@@ -143,27 +141,26 @@ class Actor:
         Args:
             advance: whether this is a step of the episode; False only looks: the next call decides the same step.
         """
-        generator = self._generator if check(advance, bool, "advance") else copy.deepcopy(self._generator)
-        fields, state = self._next(observation, reward, action_masks, generator, whole=True)
-        if advance:
-            self._state, self._start = state, np.zeros(state.batch_size, bool)
+        check(advance, bool, "advance")
+        fields = self._next(observation, reward, action_masks, whole=True, advance=advance)
         return PolicyOutput.of(self.action_space, fields)
 
-    def _next(
-        self, observation: Any, reward: Any, action_masks: Any, generator: np.random.Generator, *, whole: bool
-    ) -> tuple[Kinds, Any]:
-        """Fields of the next step, without batch axis where the observation has none, and the state after it."""
+    def _next(self, observation: Any, reward: Any, action_masks: Any, *, whole: bool, advance: bool = True) -> Kinds:
+        """Fields of the next step, without batch axis where the observation has none."""
         if self._start is None:
             raise ConfigError(
                 "actor.reset() comes first: call it wherever an episode begins, as env.reset(), and then "
                 "actor(observation, reward) once per step"
             )
+        generator = self._generator if advance else copy.deepcopy(self._generator)
         way_out = "call actor.reset() to begin with another number of environments"
         arguments = observation, self._state, self._start, reward, action_masks, self.deterministic, generator, way_out
         fields, batched, state = self._fields(*arguments, whole=whole)
-        if not batched:
-            fields = {kind: {path: leaf[0] for path, leaf in leaves.items()} for kind, leaves in fields.items()}
-        return fields, state
+        if advance:
+            self._state, self._start = state, np.zeros(state.batch_size, bool)
+        if batched:
+            return fields
+        return {kind: {path: leaf[0] for path, leaf in leaves.items()} for kind, leaves in fields.items()}
 
     def act(
         self,
