@@ -41,7 +41,6 @@ MemoryRefresh = Literal["never", "update"]
 LADDER = "ladder"
 Exploration = Literal["ladder"] | Scheduled
 """Rates of environments that differ by powers, or one rate of all of them that may change over the run."""
-BASE, STEEPNESS = 0.4, 7.0
 
 
 class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor: SB3 has a network of that name
@@ -234,13 +233,11 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         if not self.sharing.is_single:
             going_on = self._share_rollout(before, going_on)
         self._episode_num = episodes + self.sharing.count(self._episode_num - episodes)
-        played = train_freq.frequency * env.num_envs, self._episode_num - episodes
-        if not going_on:
-            return RolloutReturn(*played, continue_training=False)
-        if log_interval is not None and self._episode_num // log_interval > episodes // log_interval:
-            self.dump_logs()
-        callback.on_rollout_end()
-        return RolloutReturn(*played, continue_training=True)
+        if going_on:
+            if log_interval is not None and self._episode_num // log_interval > episodes // log_interval:
+                self.dump_logs()
+            callback.on_rollout_end()
+        return RolloutReturn(train_freq.frequency * env.num_envs, self._episode_num - episodes, going_on)
 
     def _rates(self) -> Tensor:
         """How often each environment of all processes explores now [E]; always before learning starts."""
@@ -416,7 +413,7 @@ def exploration_rates(exploration: Any, progress: float, n_envs: int) -> np.ndar
     """
     if exploration == LADDER:
         rung = np.linspace(0.0, 1.0, n_envs) if n_envs > 1 else np.full(1, 0.5)
-        return BASE ** (1.0 + STEEPNESS * rung)
+        return 0.4 ** (1.0 + 7.0 * rung)
     return np.full(n_envs, as_schedule(exploration, "exploration")(progress))
 
 

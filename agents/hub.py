@@ -138,8 +138,7 @@ def _json(values: dict[str, Any]) -> str:
 def _snippet(result: EvaluationResult, config: ExperimentConfig | None, masks_beside: bool) -> str:
     """Python that plays an episode in the environment of a result; without a config only the id of that is known.
 
-    Args:
-        masks_beside: whether the agent takes masks of actions that are no part of its observation.
+    ``masks_beside``: whether the agent takes masks of actions that are no part of its observation.
     """
     imports, env = _environment(str(result.env_id), config)
     vector = config is not None and config.environment.processes == "envpool"
