@@ -126,11 +126,10 @@ def check_same_observations(env: VecEnv, packed: Mapping[str, Any] | None) -> No
         )
     outside, here = packed["between"], wrapper_between(env)
     if outside != here:
-        where = {None: "nothing"} | {name: str(name) for name in (outside, here) if name is not None}
         raise ConfigError(
-            f"the agent was trained with {where[outside]} around VecNormalize, here it is {where[here]}: it would see "
-            "other numbers than it learned from; give the environment with its wrappers, VecNormalize among them, in "
-            "the same order"
+            f"the agent was trained with {outside or 'nothing'} around VecNormalize, here it is {here or 'nothing'}: "
+            "it would see other numbers than it learned from; give the environment with its wrappers, VecNormalize "
+            "among them, in the same order"
         )
 
 
@@ -229,15 +228,15 @@ def scalings_of(packed: Mapping[str, Any] | None) -> tuple[dict[str, Scaling], S
         return {}, None
     check_outermost(packed["between"])
     settings = packed["settings"]
-
-    def scaling(moments: Mapping[str, Any], mean: Tensor, clip: float) -> Scaling:
-        return Scaling(mean.numpy(), moments["var"].numpy(), settings["epsilon"], clip)
-
-    observed = packed["observations"].items()
-    leaves = {path: scaling(moments, moments["mean"], settings["clip_obs"]) for path, moments in observed}
-    returns = packed["returns"]
-    zero = torch.zeros((), dtype=torch.float64)  # rewards are scaled and not shifted
-    return leaves, scaling(returns, zero, settings["clip_reward"]) if settings["norm_reward"] else None
+    epsilon, clip = settings["epsilon"], settings["clip_obs"]
+    leaves = {
+        path: Scaling(moments["mean"].numpy(), moments["var"].numpy(), epsilon, clip)
+        for path, moments in packed["observations"].items()
+    }
+    if not settings["norm_reward"]:
+        return leaves, None
+    # Rewards are scaled and not shifted.
+    return leaves, Scaling(np.zeros(()), packed["returns"]["var"].numpy(), epsilon, settings["clip_reward"])
 
 
 def wrapper_between(env: VecEnv | None) -> str | None:

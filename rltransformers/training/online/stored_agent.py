@@ -239,10 +239,7 @@ class StoredAgent(BaseAlgorithm):
 
     @strict
     def set_parameters(
-        self,
-        load_path_or_dict: File | Mapping[str, Any],
-        exact_match: bool = True,
-        device: torch.device | str = "auto",
+        self, load_path_or_dict: File | Mapping[str, Any], exact_match: bool = True, device: torch.device | str = "auto"
     ) -> None:
         """Take over weights and optimizers: those of a checkpoint, or what ``get_parameters`` returned.
 

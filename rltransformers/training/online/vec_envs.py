@@ -34,11 +34,6 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
             ``VecEnv``; an id makes one environment, which draws itself as an array where it can, as in
             Stable-Baselines3. Ids are found as by ``make_vec_env``.
         monitor: give a single environment episode statistics.
-
-    Raises:
-        ConfigError: for anything else, an unknown id, spaces that no encoder or head takes, and a ``VecNormalize`` over
-            integers.
-        MissingExtraError: when the package behind an id is not installed.
     """
     if isinstance(env, str | EnvSpec):
         env = _drawing(environment_source(env))
