@@ -22,11 +22,13 @@ from torch import Tensor
 from rltransformers.algorithms.dqn import DQNLoss, Steps, dqn_loss, q_targets, step_losses
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import File
+from rltransformers.core.device import check_memory
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.values import to_tensor
 from rltransformers.data.replay import SegmentReplay, Window
+from rltransformers.data.rollout import bytes_of, observation_layout
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.q_network import GTrXLQPolicy
@@ -38,6 +40,10 @@ from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.update import add_auxiliary, descend, log_losses, maintain, memory_panel
 
 MemoryRefresh = Literal["never", "update"]
+BYTES_BESIDE = 19
+"""Of a row of the replay beside its observation: action, reward, position, flags."""
+MOST_PRIORITIES = 2**24
+"""Of torch, which draws from no more classes."""
 LADDER = "ladder"
 Exploration = Literal["ladder"] | Scheduled
 """Rates of environments that differ by powers, or one rate of all of them that may change over the run."""
@@ -160,7 +166,14 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         check_exploration(self.exploration)
         self.sharing.check(None, self.batch_size)
         self._make_policy()
-        self.context = replay_data.context_of(self.burn_in, self.policy.actor.backbone.receptive_field)
+        receptive_field = self.policy.actor.backbone.receptive_field
+        if self.burn_in is None and receptive_field is None:
+            raise ConfigError(
+                "this backbone remembers more than a window of rows, so no number of steps before a segment is enough "
+                "for all episodes: set burn_in, to the longest episode for exact memories, or to fewer steps, after "
+                "which the memory is taken as good enough"
+            )
+        self.context = cast(int, receptive_field if self.burn_in is None else self.burn_in)
         # Of a checkpoint, for the environment that may be set later.
         self._stored: dict[str, Any] = {"replay": None, "last_raw_observation": None}
         self._raw_obs: Any = None  # what the last observation was before VecNormalize, of a checkpoint
@@ -173,10 +186,14 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             check_outermost(wrapper_between(self.env))
         space = tree_space(self.observation_space if normalizer is None else normalizer.venv.observation_space)
         leaves = self.policy.seen_leaves | leaf_spaces(space)
-        room = self.buffer_size // self.sharing.size
-        if self.prioritized:
-            replay_data.check_priorities(self.buffer_size // self.segment_length)
-        replay_data.check_replay_room(room, leaves)
+        room, segments = self.buffer_size // self.sharing.size, self.buffer_size // self.segment_length
+        if self.prioritized and segments > MOST_PRIORITIES:
+            raise ConfigError(
+                f"prioritized draws from at most {MOST_PRIORITIES:,} segments, buffer_size / segment_length are "
+                f"{segments:,}; raise segment_length, lower buffer_size, or set prioritized=False"
+            )
+        row = bytes_of(observation_layout(leaves)) + BYTES_BESIDE  # in the memory of this machine, not of a GPU
+        check_memory(room * row, f"buffer_size ({room}) steps need", "lower buffer_size")
         sizes = self.segment_length, self.context, self.n_step
         return SegmentReplay(room, self.n_envs, *sizes, leaves, self.action_space)
 

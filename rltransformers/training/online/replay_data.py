@@ -19,54 +19,18 @@ from rltransformers.core.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from rltransformers.core.device import CPU, check_memory
+from rltransformers.core.device import CPU
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.ranges import NonNegativeNumber, check
 from rltransformers.core.spaces import leaf_spaces, nested_leaves, space_to_json
 from rltransformers.core.values import check_observations, to_tensor
 from rltransformers.core.world import Sharing, rows_of
 from rltransformers.data.replay import Draw, Drawable, SegmentReplay, Window
-from rltransformers.data.rollout import bytes_of, observation_layout
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.normalization import RewardScale
 
 Space = gym.Space[Any]
 KIND = "SegmentReplay"
-BYTES_BESIDE = 19
-"""Of a row beside its observation: action, reward, position, flags."""
-MOST_PRIORITIES = 2**24
-"""Of torch, which draws from no more classes."""
-
-
-# Settings
-
-
-def check_replay_room(buffer_size: int, observation_space: Space | Mapping[str, Space]) -> None:
-    """Raise ConfigError unless a replay fits into the memory of this machine, wherever the network lies."""
-    row = bytes_of(observation_layout(observation_space)) + BYTES_BESIDE
-    check_memory(buffer_size * row, f"buffer_size ({buffer_size}) steps need", "lower buffer_size")
-
-
-def check_priorities(segments: int) -> None:
-    """Raise ConfigError for more segments than can be drawn by their priorities."""
-    if segments > MOST_PRIORITIES:
-        raise ConfigError(
-            f"prioritized draws from at most {MOST_PRIORITIES:,} segments, buffer_size / segment_length are "
-            f"{segments:,}; raise segment_length, lower buffer_size, or set prioritized=False"
-        )
-
-
-def context_of(burn_in: int | None, receptive_field: int | None) -> int:
-    """The rows of context in front of a segment: what is asked for, or as many as the backbone can look back."""
-    if burn_in is not None:
-        return burn_in
-    if receptive_field is None:
-        raise ConfigError(
-            "this backbone remembers more than a window of rows, so no number of steps before a segment is enough for "
-            "all episodes: set burn_in, to the longest episode for exact memories, or to fewer steps, after "
-            "which the memory is taken as good enough"
-        )
-    return receptive_field
 
 
 # Replays of all processes
