@@ -177,11 +177,7 @@ def check_normalizable(env: VecEnv) -> None:
 
 
 def check_evaluation_env(callback: BaseCallback, env: VecEnv) -> None:
-    """Raise ConfigError for an ``EvalCallback`` whose environment cannot take on the statistics of the one of training.
-
-    Args:
-        env: of training, in a ``VecNormalize``.
-    """
+    """Raise ConfigError for an ``EvalCallback`` whose environment cannot take on the statistics of ``env``."""
     for each in with_inner([callback]):
         if isinstance(each, EvalCallback):
             try:

@@ -37,19 +37,14 @@ class Stepping(Protocol):
     """A policy as an actor takes it: one step of B environments, and no state but the one passed in and returned.
 
     A state has the attribute ``batch_size``.
-
-    Attributes:
-        takes_masks: whether the leaf ``action_mask`` of ``step`` keeps it to allowed actions.
-        needs_masks: whether there has to be such a leaf.
-        longest_episode: steps of an episode that positions of the policy reach; None where they know no end.
     """
 
     observation_space: Space
     action_space: Space
-    takes_masks: bool
-    needs_masks: bool
+    takes_masks: bool  # whether the leaf ``action_mask`` of ``step`` keeps it to allowed actions
+    needs_masks: bool  # whether there has to be such a leaf
     noise: Sequence[Noise]
-    longest_episode: int | None
+    longest_episode: int | None  # steps of an episode that positions of the policy reach; None where they know no end
     noise_type: NoiseType
 
     def normalizes(self) -> bool:

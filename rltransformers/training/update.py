@@ -29,19 +29,12 @@ RATIO_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Minibatch:
-    """Whole segments of some environments.
+    """Whole segments of some environments."""
 
-    Attributes:
-        rows: the environments, among those of all processes.
-        segment: their segments that this process evaluates.
-        outputs: action outputs of the target policy for these segments [B, T, A]; None for PPO.
-        takers: which process evaluates each of ``rows``.
-    """
-
-    rows: Tensor
-    segment: Segment
-    outputs: Any
-    takers: Tensor
+    rows: Tensor  # the environments, among those of all processes
+    segment: Segment  # their segments that this process evaluates
+    outputs: Any  # action outputs of the target policy for these segments [B, T, A]; None for PPO
+    takers: Tensor  # which process evaluates each of ``rows``
 
 
 def minibatches(

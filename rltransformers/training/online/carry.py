@@ -17,27 +17,14 @@ MemoryRefresh = Literal["never", "update", "epoch"]
 
 @dataclass
 class Carry:
-    """Memory and steps that an online agent carries from one update to the next.
+    """Memory and steps that an online agent carries from one update to the next."""
 
-    Attributes:
-        acting: state of the policy that acts, in every environment.
-        segment: the newest whole rollout; None while one is collected, and of agents that learn from replay.
-        before: the rollout in front of ``segment``, for ``memory_refresh="epoch"``; None unless it is needed.
-        own_memory: memory of V-MPO's learner where the next rollout begins; None: that of ``acting``.
-        target_age: gradient steps of V-MPO's learner since the target was renewed.
-        rollout_from: steps of the run where the rollout began that no update has learned from yet; None without one.
-    """
-
-    acting: PolicyState
-    segment: Segment | None = None
-    before: Segment | None = None
-    own_memory: PolicyState | None = None
-    target_age: int = 0
-    rollout_from: int | None = None
-
-
-Ended = tuple[dict[str, Any], bool]
-"""Info of an episode, and whether the episode ended."""
+    acting: PolicyState  # state of the policy that acts, in every environment
+    segment: Segment | None = None  # the newest whole rollout; None while one is collected, and with a replay
+    before: Segment | None = None  # the rollout in front of ``segment``, where ``memory_refresh="epoch"`` needs it
+    own_memory: PolicyState | None = None  # of V-MPO's learner where the next rollout begins; None: that of ``acting``
+    target_age: int = 0  # gradient steps of V-MPO's learner since the target was renewed
+    rollout_from: int | None = None  # steps of the run before a rollout that no update has learned from; None without
 
 
 class RolloutCounts:
@@ -48,7 +35,7 @@ class RolloutCounts:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._ended: list[list[Ended]] = []
+        self._ended: list[list[tuple[dict[str, Any], bool]]] = []  # infos by step, and whether an episode ended
 
     def add(self, infos: list[dict[str, Any]], dones: np.ndarray | None) -> None:
         """Remember the episodes of a step until ``share``."""
@@ -58,7 +45,7 @@ class RolloutCounts:
         ]
         self._ended.append([(info, bool(end)) for info, end in zip(endings, ended, strict=True) if info or end])
 
-    def share(self, sharing: Sharing, going_on: bool) -> tuple[int, list[Ended], bool]:
+    def share(self, sharing: Sharing, going_on: bool) -> tuple[int, list[tuple[dict[str, Any], bool]], bool]:
         """Steps and episodes of all processes in the order of one, and whether all are ``going_on``; forget them."""
         parts = sharing.all_gather_object((self.steps, self._ended, going_on))
         self.steps, self._ended = 0, []

@@ -55,8 +55,6 @@ class OnlineAgent(StoredAgent):
 
     policy: Any  # a MemoryPolicy; SB3 declares its own policy without memory
     acting: str
-    memory_refresh: str
-    max_grad_norm: float
     gamma: float
     scale_rewards: bool
 
@@ -429,8 +427,7 @@ class OnlineAgent(StoredAgent):
         It applies ``VecNormalize`` and ``scale_rewards`` by itself, with the present statistics.
 
         Args:
-            deterministic: take the most likely action, or a sample.
-            seed: of sampled actions; None draws one.
+            deterministic, seed: as for ``Actor``.
 
         Raises:
             ConfigError: when a wrapper stands between ``VecNormalize`` and the policy.

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 import gymnasium as gym
@@ -63,13 +64,10 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
 
 def _drawing(spec: Any) -> gym.Env[Any, Any]:
     """The environment of a specification, drawing itself as an array where it can."""
-    with warnings.catch_warnings():  # of environments that do not draw
-        warnings.simplefilter("ignore")
-        try:
-            return make_env(spec, env_kwargs={"render_mode": "rgb_array"}, flat=False)
-        except ConfigError:  # some take no such keyword; what else is wrong is told by the second try
-            pass
-    return make_env(spec, flat=False)
+    with warnings.catch_warnings(), suppress(ConfigError):  # some take no such keyword
+        warnings.simplefilter("ignore")  # of environments that do not draw
+        return make_env(spec, env_kwargs={"render_mode": "rgb_array"}, flat=False)
+    return make_env(spec, flat=False)  # tells what else is wrong
 
 
 def with_masks(
