@@ -157,16 +157,12 @@ class DecisionSteps(Stepping):
         self._decider, self._target = decider, target_return
         backbone, group = decider.policy.backbone, decider.policy.tokens_per_step
         self.longest_episode = longest_episode(backbone, group, whole=decider.mode == "banded")
+        self._return_scale = decider.policy.return_scale
         if target_return is not None:
-            self._targets(np.size(target_return))
-
-    def _targets(self, rows: int) -> NDArray[np.float64]:
-        if self._target is None:
-            return np.full(rows, np.nan)
-        return finite_targets(self._target, rows, self._decider.policy.return_scale)
+            target_returns(target_return, np.size(target_return), self._return_scale)
 
     def begin(self, rows: int) -> ActingState:
-        self._targets(rows)
+        target_returns(self._target, rows, self._return_scale)
         return self._decider.initial_state(rows)
 
     def check_state(self, state: Any, rows: int) -> None:
@@ -186,7 +182,8 @@ class DecisionSteps(Stepping):
         noise: NDArray[Any] | None,
         whole: bool,
     ) -> tuple[Kinds, ActingState]:
-        decider, policy, targets = self._decider, self._decider.policy, self._targets(len(start))
+        decider, policy = self._decider, self._decider.policy
+        targets = target_returns(self._target, len(start), self._return_scale)
         if not whole:
             acted, state = act_on_arrays(decider, self.action_space, leaves, state, start, rewards, targets, noise)
             return {"action": acted}, state
@@ -197,6 +194,11 @@ class DecisionSteps(Stepping):
             actions, outputs, state = decider.decide(observations, state, tables=tables, **inputs)
             fields = policy.fields(observations, outputs, actions)
         return as_numbers(fields) | {"action": as_arrays(actions, leaf_spaces(self.action_space))}, state
+
+
+def target_returns(target: Any, rows: int, scale: float) -> NDArray[np.float64]:
+    """The return that each environment is asked for [B]; NaN where the policy predicts it (``target`` is None)."""
+    return np.full(rows, np.nan) if target is None else finite_targets(target, rows, scale)
 
 
 def decision_inputs(
@@ -270,7 +272,7 @@ class FileSteps(Stepping):
             if "target_return" not in inputs:
                 raise ConfigError(NO_TARGET)
             self._target = target_return
-            self._targets(np.size(target_return))
+            target_returns(target_return, np.size(target_return), self._return_scale)
 
     def _read(self, metadata: Mapping[str, Any]) -> None:
         """Take in the description of the policy."""
@@ -341,11 +343,6 @@ class FileSteps(Stepping):
         fields, _ = self.step(leaves, self.begin(rows), np.ones(rows, bool), np.zeros(rows), None, whole=True)
         check_observations(leaf_spaces(self.action_space), fields["action"], "action")
 
-    def _targets(self, rows: int) -> NDArray[np.float64]:
-        if self._target is None:
-            return np.full(rows, np.nan)
-        return finite_targets(self._target, rows, self._return_scale)
-
     def begin(self, rows: int) -> FileState:
         if self._file.batch not in (None, rows):
             raise ConfigError(
@@ -390,7 +387,7 @@ class FileSteps(Stepping):
             "noise": 0.0 if noise is None else noise,
         }
         if "target_return" in kinds:
-            values["target_return"] = self._targets(rows)
+            values["target_return"] = target_returns(self._target, rows, self._return_scale)
         inputs = {name: self._file.filled(kind, rows, values[name]) for name, kind in kinds.items()}
         outputs: Any  # arrays, which leaves_of takes as it takes tensors
         outputs, tensors = self._file.run(inputs, state.tensors)
