@@ -85,11 +85,7 @@ def pack_normalization(env: VecNormalize) -> dict[str, Any]:
 
 
 def with_normalizer(env: VecEnv, packed: Mapping[str, Any] | None) -> VecEnv:
-    """``env`` in a ``VecNormalize`` with the packed settings; as it is where it has one, or observes no numbers.
-
-    Raises:
-        ConfigError: for a setting of ``VecNormalize`` that is none.
-    """
+    """``env`` in a ``VecNormalize`` with the packed settings; as it is where it has one, or observes no numbers."""
     if packed is None:
         return env
     settings = _settings(packed["settings"], "normalization.")
@@ -296,11 +292,7 @@ def pack_moments(rms: RunningMeanStd) -> dict[str, Any]:
 
 
 def set_moments(rms: RunningMeanStd, moments: Mapping[str, Any], name: str) -> None:
-    """Let ``rms`` go on from ``pack_moments``, which stands in a checkpoint as ``name``.
-
-    Raises:
-        CheckpointError: for moments of another shape or type, or that are not finite.
-    """
+    """Let ``rms`` go on from ``pack_moments``, which stands in a checkpoint as ``name``, each moment checked."""
     count = check(moments, Mapping[str, Any], name).get("count")
     check_same(moments, pack_moments(rms) | {"count": count}, name)
     check(count, NonNegativeNumber, f"{name}.count")

@@ -37,15 +37,12 @@ def take_parameters(
 ) -> Mapping[str, Any]:
     """Load state dictionaries into the parts of their names; what does not fit changes nothing.
 
-    Args:
-        source: state dictionaries by name, or a checkpoint that holds them.
-        exact: every part is there, with every parameter.
-        kind: of the checkpoint.
-        places: the name in a checkpoint of every part.
-        device: where tensors of a checkpoint are read to.
+    Returns ``source``, or all tensors of the checkpoint that it names.
 
-    Returns:
-        The mapping, or all tensors of the checkpoint.
+    Args:
+        source: state dictionaries by name, or a checkpoint of ``kind`` that holds them at these ``places``.
+        exact: every part is there, with every parameter.
+        device: where tensors of a checkpoint are read to.
 
     Raises:
         CheckpointError: when the file is missing, corrupt, or of another agent.

@@ -146,11 +146,7 @@ def contents_of_replay(replay: SegmentReplay, action_space: Space) -> dict[str, 
 
 
 def restore_replay(replay: SegmentReplay, stored: Any, sharing: Sharing) -> None:
-    """Take over the rows of ``rows_of_replay``, of the environments of this process.
-
-    Raises:
-        CheckpointError: names the first part that does not belong to such a replay.
-    """
+    """Take over the rows of ``rows_of_replay`` that are of the environments of this process, each part checked."""
     state = check(stored, Mapping[str, Any], "replay")
     if not sharing.is_single:
         block = sharing.block(replay.n_envs)
@@ -189,13 +185,7 @@ def save_replay(path: File, replay: SegmentReplay, action_space: Space, sharing:
 
 
 def load_replay(path: File, replay: SegmentReplay, action_space: Space, sharing: Sharing) -> None:
-    """Take over the replay in a file, behind which new episodes begin.
-
-    Raises:
-        CheckpointError: when the file is missing, corrupt or something else.
-        ConfigError: for a replay of another number of environments, segments or steps in a segment, or of other
-            observations or actions.
-    """
+    """Take over the replay in a file, behind which new episodes begin; refuses that of another agent."""
     checkpoint = load_checkpoint(path, KIND)
     wanted, contents = layout_of(replay, sharing), contents_of_replay(replay, action_space)
     stored = {name: value for name, value in checkpoint.settings.items() if name not in contents}

@@ -261,11 +261,7 @@ class StoredAgent(BaseAlgorithm):
 
 
 def settings_of(agent: Any) -> dict[str, Any]:
-    """Constructor arguments of an agent as JSON values.
-
-    Raises:
-        ConfigError: for a subclass whose constructor would not get them back, or does not keep one.
-    """
+    """Constructor arguments as JSON values; refuses an agent whose constructor would not get them back."""
     kind: Any = type(agent)
     names, base = kind.setting_names(), next(each for each in kind.__mro__ if "kind" in vars(each))
     if lost := [name for name in base.setting_names() if name not in names]:
@@ -348,11 +344,7 @@ def _rebuilt(cls: Any, stored: Stored, overrides: Mapping[str, Any], env: VecEnv
 
 @contextmanager
 def _fit_check(cls: Any, path: File, overrides: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block, that a checkpoint does not fit its agent is a fault of ``overrides`` if it fits without.
-
-    Raises:
-        ConfigError: names the overrides.
-    """
+    """Within the block, that a checkpoint does not fit its agent is a fault of ``overrides`` if it fits without."""
     try:
         yield
     except CheckpointError as error:
