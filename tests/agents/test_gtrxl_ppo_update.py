@@ -17,11 +17,12 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
-from rltransformers.agents import GTrXLPPO, gtrxl_ppo
+from rltransformers.agents import GTrXLPPO
 from rltransformers.backbone import Record, State
 from rltransformers.data.rollout import Segment
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState, StepInputs
+from rltransformers.training import update
 from tests.agents.rollouts import loud, rollout
 from tests.agents.tiny_envs import AnySpace, Walk
 
@@ -371,8 +372,8 @@ def test_mixers_learn_once_after_an_update_before_the_memory_follows_the_weights
 
     for place, name in (
         *((part.backbone, "maintain") for part in model.policy.backbones()),
-        (gtrxl_ppo, "descend"),
-        (gtrxl_ppo, "renew_memory"),
+        (update, "descend"),
+        (update, "renew_memory"),
     ):
         monkeypatch.setattr(place, name, noted(getattr(place, name), name))
     model.learn(2 * STEPS * ENVIRONMENTS)
