@@ -51,8 +51,8 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     ``policy`` is the learner, which ``predict`` and ``export`` use; ``target`` is the policy that acts in training.
 
     Args:
-        policy, env, learning_rate, n_epochs, gamma, max_grad_norm, popart, scale_rewards, gradient_window, acting,
-            stats_window_size, tensorboard_log, verbose, seed, device: as for ``GTrXLPPO``.
+        policy, env, learning_rate, n_epochs, gamma, max_grad_norm, popart, scale_rewards: as for ``GTrXLPPO``.
+        gradient_window, acting, stats_window_size, tensorboard_log, verbose, seed, device: as for ``GTrXLPPO``.
         n_steps: length of a segment: steps per environment between two updates. Returns are bootstrapped at its end.
         batch_size: steps per minibatch; whole segments are kept together, so a multiple of ``n_steps``. The better half
             of a minibatch is what the policy learns from, so 256 and more. None: a quarter of the environments, more
