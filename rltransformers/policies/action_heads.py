@@ -147,12 +147,9 @@ class ActionHead(nn.Module):
         like = self.linear.weight
         if generator is not None and not isinstance(generator, torch.Generator):
             return torch.as_tensor(draw_noise(noise_of(self), rows, generator, np.float32), device=like.device)
-        parts = [
-            (torch.randn if leaf.normal_noise else torch.rand)(
-                rows, leaf.draws, generator=generator, device=like.device, dtype=like.dtype
-            )
-            for leaf in self.by_path.values()
-        ]
+        options: Any = {"generator": generator, "device": like.device, "dtype": like.dtype}
+        leaves = self.by_path.values()
+        parts = [(torch.randn if leaf.normal_noise else torch.rand)(rows, leaf.draws, **options) for leaf in leaves]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def decode(self, outputs: Float[Tensor, "... A"], noise: Float[Tensor, "... U"] | None = None) -> dict[str, Tensor]:
@@ -266,10 +263,7 @@ def draw_noise(
     """
     if isinstance(source, np.random.Generator):
         parts = [
-            source.standard_normal((rows, each.numbers), kind)
-            if each.normal
-            else source.random((rows, each.numbers), kind)
-            for each in noise
+            (source.standard_normal if each.normal else source.random)((rows, each.numbers), kind) for each in noise
         ]
         return np.concatenate([np.zeros((rows, 0), kind), *parts], axis=1)
     if len(source) != rows:

@@ -213,19 +213,14 @@ class GTrXLPolicy(MemoryPolicy):
             if result.auxiliary_loss is not None:
                 auxiliary = add_losses(auxiliary, share * result.auxiliary_loss)
             losses = {name: losses.get(name, 0.0) + share * value for name, value in result.losses.items()}
-        outputs = torch.cat([each.outputs for each in results], 1)
+        outputs, after = torch.cat([each.outputs for each in results], 1), state.after(segment.actions, segment.rewards)
         return SegmentEvaluation(
             outputs=outputs,
             log_probs=head.log_prob(outputs, segment.actions),
             values=torch.cat([each.values for each in results], 1),
             entropy=head.entropy(outputs),
             log_barrier=head.log_barrier(outputs),
-            last=replace(
-                result,
-                state=state.after(segment.actions, segment.rewards),
-                auxiliary_loss=auxiliary,
-                losses=losses,
-            ),
+            last=replace(result, state=after, auxiliary_loss=auxiliary, losses=losses),
         )
 
     def _add_deep_losses(self, result: Evaluation, segment: Segment, part: slice) -> None:

@@ -118,9 +118,8 @@ class PolicyState:
 
     def after(self, actions: Mapping[str, Tensor], rewards: Tensor) -> "PolicyState":
         """The state with the last of T actions and rewards; its memory already is the one behind them."""
-        return replace(
-            self, previous_action={path: leaf[:, -1] for path, leaf in actions.items()}, previous_reward=rewards[:, -1]
-        )
+        last = {path: leaf[:, -1] for path, leaf in actions.items()}
+        return PolicyState(self.actor, self.critic, last, rewards[:, -1])
 
     def tensors(self) -> dict[str, Any]:
         """Every tensor by name, for checkpoints."""
@@ -176,8 +175,7 @@ class MemoryPolicy(BasePolicy):
     seen_leaves: dict[str, Space]  # spaces of a stored step: the leaves of the observation, and the mask
     only_learns: ClassVar[tuple[str, ...]] = ()  # parts that acting has no use for, and files leave out
     popart: float | None = None  # step with which the value head follows the scale of its targets, where it does
-    given: tuple[tuple[Any, ...], dict[str, Any]]
-    """Arguments that the policy was made with: positional arguments behind the first three, and keywords."""
+    given: tuple[tuple[Any, ...], dict[str, Any]]  # positional arguments behind the first three, and keywords
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         policy = super().__new__(cls)
@@ -233,8 +231,7 @@ class MemoryPolicy(BasePolicy):
         sees_past = any(part.backbone.receptive_field != 0 for part in self.backbones())
         self.remembers = sees_past or previous_action or previous_reward or first_step
         self.state_watch = StateWatch()
-        self.progress = 0.0
-        """Share of the training that is over, 0 to 1: some auxiliary losses end before it does."""
+        self.progress = 0.0  # share of the training that is over: some auxiliary losses end before it does
         self.action_layout = action_layout(action_space)
 
     @abstractmethod
