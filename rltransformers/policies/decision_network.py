@@ -178,9 +178,7 @@ class DecisionPolicy(nn.Module):
 
     def conditioned(self, features: Float[Tensor, "... W"], scaled: Float[Tensor, "..."]) -> Float[Tensor, "... W"]:
         """Input of the head: the features themselves, unless returns condition them."""
-        if self.condition is None:
-            return features
-        return self.condition(features, scaled)
+        return features if self.condition is None else self.condition(features, scaled)
 
     def masked(self, outputs: Float[Tensor, "... A"], observations: Mapping[str, Tensor]) -> Float[Tensor, "... A"]:
         """Head outputs where only allowed actions can be taken.
