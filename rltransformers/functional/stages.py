@@ -1,0 +1,72 @@
+"""Stages around a recurrence: a short convolution in front of it, a gated output behind it.
+
+Axes: B batch, T tokens, D model width, X channels, H heads, V numbers of a head.
+"""
+
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.functional.call import EVERY, Tokens, chosen
+from rltransformers.functional.taps import depthwise, newest_rows, with_past
+
+EPS = 1e-5
+
+OutputGate: TypeAlias = Literal["silu", "sigmoid", "none"]
+
+
+class ShortConvolution(nn.Module):
+    """``silu(sum_k w_k * x_(t-k) + b)``, channel by channel, over the last tokens of the episode; zeros before it.
+
+    Attributes:
+        state_shape: of the rows that it keeps between calls, [taps - 1, X].
+    """
+
+    def __init__(self, channels: int, taps: int = 4, bias: bool = False) -> None:
+        super().__init__()
+        bound = taps**-0.5  # as nn.Conv1d
+        self.kernel = nn.Parameter(nn.init.uniform_(torch.empty(channels, taps), -bound, bound))
+        self.bias = nn.Parameter(nn.init.uniform_(torch.empty(channels), -bound, bound)) if bias else None
+        self.state_shape = (taps - 1, channels)
+
+    def forward(
+        self, x: Float[Tensor, "B T X"], past: Float[Tensor, "B r X"], tokens: Tokens
+    ) -> tuple[Float[Tensor, "B T X"], Float[Tensor, "B r X"]]:
+        """Convolve a segment or a step; returns the rows that take the place of ``past``, too."""
+        rows = with_past(past, x)
+        out = depthwise(rows, self.kernel, tokens)
+        return F.silu(out if self.bias is None else out + self.bias), newest_rows(rows, past, tokens)
+
+
+class GatedOutput(nn.Module):
+    """``W_o (norm(heads) * gate(W_g h))``: RMS normalization of every head, with gains that the heads share.
+
+    Args:
+        width: D.
+        heads, value_dim: H and V.
+        gate: "silu", "sigmoid", or "none" without W_g.
+        bias: whether both projections have biases, which start at 0.
+    """
+
+    def __init__(self, width: int, heads: int, value_dim: int, gate: OutputGate = "silu", bias: bool = False) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(value_dim))
+        self.gate = None if gate == "none" else nn.Linear(width, heads * value_dim, bias)
+        self.act = F.silu if gate == "silu" else torch.sigmoid
+        self.out = nn.Linear(heads * value_dim, width, bias)
+        for layer in (self.gate, self.out):
+            if layer is not None and bias:
+                nn.init.zeros_(layer.bias)
+
+    def forward(
+        self, heads: Float[Tensor, "B H T V"], h: Float[Tensor, "B T D"], wanted: slice = EVERY
+    ) -> Float[Tensor, "B t D"]:
+        """The ``wanted`` tokens of what the heads read; ``h`` are the inputs of the layer."""
+        rows = chosen(heads.transpose(1, 2), wanted)
+        mixed = (F.rms_norm(rows, rows.shape[-1:], eps=EPS) * self.gain).flatten(2)
+        if self.gate is not None:
+            mixed = mixed * self.act(self.gate(chosen(h, wanted)))
+        return self.out(mixed.to(h.dtype))
