@@ -61,6 +61,14 @@ class Tokens:
         task = None if self.task is None else fold(self.task, block)
         return Tokens(p, fold(self.timestep, block), fold(self.live, block), p[:, 0] - 1, valid.sum(1), task)
 
+    def repeated(self, times: int) -> "Tokens":
+        """Every token as so many, one after another."""
+        p = (self.p[..., None] * times + torch.arange(times, device=self.p.device)).flatten(1)
+        timestep, live = (x.repeat_interleave(times, 1) for x in (self.timestep, self.live))
+        task = None if self.task is None else self.task.repeat_interleave(times, 1)
+        length = None if self.length is None else self.length * times
+        return Tokens(p, timestep, live, (self.before + 1) * times - 1, length, task)
+
     def last_position(self) -> Int[Tensor, " B"]:
         """Position of the last valid token, or of the one before the call."""
         return self.last(self.p, self.before)

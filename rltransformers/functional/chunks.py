@@ -3,8 +3,10 @@
 Axes: B batch, H heads, T tokens, N chunks, C tokens of a chunk, X numbers of a row.
 """
 
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -54,6 +56,37 @@ class Borders:
         length = tokens.p.new_full((batch,), time) if tokens.length is None else tokens.length
         end = (length[:, None] - size * torch.arange(count, device=device)).clamp(max=size) - 1
         return Borders(p, live, end[..., None], torch.arange(size, device=device))
+
+
+@dataclass(frozen=True)
+class Decays:
+    """What decays leave of sums inside a chunk: products of the factors of exactly the tokens in between.
+
+    Attributes:
+        between: of token b at token a; 0 where b is later or of another episode.
+        to_end: of a token at the last valid one of its chunk, where the token is ``selected``.
+        from_start: of the state in front of the chunk at a token; 0 where that is of another episode.
+        over: the same at the last valid token of the chunk, 1 where there is none.
+    """
+
+    between: Float[Tensor, "B H N C C"]
+    to_end: Float[Tensor, "B H N C 1"]
+    from_start: Float[Tensor, "B H N C 1"]
+    over: Float[Tensor, "B H N 1 1"]
+
+    @staticmethod
+    def of(log_decay: Float[Tensor, "B H N C 1"], borders: Borders) -> "Decays":
+        """Sums of logarithms over the tokens in between, not differences of longer sums: nothing has to cancel."""
+        size = log_decay.shape[-2]
+        later = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril(-1)
+        sums = log_decay.masked_fill(~later, 0.0).cumsum(-2)  # [a, b]: tokens after b, up to a
+        between = sums.masked_fill(~borders.visible, float("-inf")).exp()
+        since = log_decay.cumsum(-2)
+        from_start = since.exp().masked_fill(~borders.carried, 0.0)
+        last = borders.last[:, None, :, None, None].expand(*since.shape[:3], 1, 1)
+        to_end = between.gather(-2, last.expand(*last.shape[:-1], size)).transpose(-1, -2)
+        over = since.gather(-2, last).exp().masked_fill(borders.empty[:, None, :, None, None], 1.0)
+        return Decays(between, to_end, from_start, over)
 
 
 def chunk_sizes(time: int, chunk: int) -> tuple[int, int]:

@@ -3,14 +3,13 @@
 Axes: B batch, H heads, T tokens, N chunks of C tokens, F features of a key, V numbers of a value.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rltransformers.functional.call import Tokens
-from rltransformers.functional.chunks import Borders, chunk_sizes, in_chunks
+from rltransformers.functional.chunks import Borders, Decays, chunk_sizes, in_chunks
+from rltransformers.functional.scan import running_max
 
 # Forward and backward of 1024 tokens on one CPU core (torch 2.13, widths 64 to 256, 4 and 8 heads) are fastest with 32
 # or 64: smaller chunks carry more states, larger ones multiply more of the triangle that the mask throws away.
@@ -42,14 +41,14 @@ def causal_sums(
         if log_decay is None:
             inside = pairs @ v
             added = k.masked_fill(~borders.selected, 0.0).transpose(-1, -2) @ v
-            starts, state = _carry(state.to(dtype), added, borders.keep)
+            starts, state = carry(state.to(dtype), added, borders.keep)
             before = (q @ starts).masked_fill(~borders.carried, 0.0)
         else:
-            left = _Left.of(in_chunks(log_decay.to(dtype)[..., None], count, size).squeeze(-1), borders)
-            inside = (pairs * left.of_token) @ v
-            added = (k * left.at_end).masked_fill(~borders.selected, 0.0).transpose(-1, -2) @ v
-            starts, state = _carry(state.to(dtype), added, borders.keep, left.of_state)
-            before = (q * left.of_start) @ starts
+            decays = Decays.of(in_chunks(log_decay.to(dtype)[..., None], count, size), borders)
+            inside = (pairs * decays.between) @ v
+            added = (k * decays.to_end).masked_fill(~borders.selected, 0.0).transpose(-1, -2) @ v
+            starts, state = carry(state.to(dtype), added, borders.keep, decays.over)
+            before = (q * decays.from_start) @ starts
     return (inside + before).flatten(2, 3)[:, :, : value.shape[2]], state
 
 
@@ -80,47 +79,55 @@ def kernel_attention(
     return mixed, {"sum": after[..., :-1], "norm": after[..., -1]}
 
 
-@dataclass(frozen=True)
-class _Left:
-    """Rest of earlier sums after the decay of the tokens in between.
+def exponential_attention(
+    query: Float[Tensor, "B H T F"],
+    key: Float[Tensor, "B H T F"],
+    value: Float[Tensor, "B H T V"],
+    log_input: Float[Tensor, "B H T"],
+    log_decay: Float[Tensor, "B H T"],
+    state: dict[str, Tensor],
+    tokens: Tokens,
+    chunk: int = CHUNK,
+) -> tuple[Float[Tensor, "B H T V"], dict[str, Tensor]]:
+    """``query_t @ C_t / max(|query_t . n_t|, 1)`` with ``C_t = exp(log_decay_t) C_(t-1) + exp(log_input_t) k_t v_t^T``.
 
-    Attributes:
-        of_token: of token b at token a.
-        at_end: of a token at the last valid one of its chunk.
-        of_start: of the state in front of the chunk at a token; 0 where that belongs to another episode.
-        of_state: the same at the last valid token of the chunk; 1 where there is none.
+    n is the same sum of keys alone: the matrix memory of the xLSTM (Beck et al. 2024, arXiv 2405.04517, equations
+    19-27). State: "sum" [B, H, F, V], "norm" [B, H, F] and "max" [B, H], all 0 at first; C and n are kept divided by
+    exp(max), ``max_t = max(log_decay_t + max_(t-1), log_input_t)``, so that inputs of any size fit.
     """
-
-    of_token: Float[Tensor, "B H N C C"]
-    at_end: Float[Tensor, "B H N C 1"]
-    of_start: Float[Tensor, "B H N C 1"]
-    of_state: Float[Tensor, "B H N"]
-
-    @staticmethod
-    def of(log_decay: Float[Tensor, "B H N C"], borders: Borders) -> "_Left":
-        """Sums of logarithms over exactly the tokens in between, so that no token of another episode has to cancel."""
-        size = log_decay.shape[-1]
-        later = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril(-1)
-        between = (log_decay[..., None] * later).cumsum(-2)  # [a, b]: tokens after b, up to a
-        of_token = between.masked_fill(~borders.visible, float("-inf")).exp()
-        since = log_decay.masked_fill(~borders.carried.squeeze(-1), 0.0).cumsum(-1)
-        of_start = since.exp()[..., None].masked_fill(~borders.carried, 0.0)
-        last = borders.last[:, None, :, None].expand(*log_decay.shape[:3], 1)
-        at_end = of_token.gather(-2, last[..., None].expand(*last.shape, size)).squeeze(-2)[..., None]
-        of_state = since.gather(-1, last).squeeze(-1).exp().masked_fill(borders.empty[:, None], 1.0)
-        return _Left(of_token, at_end, of_start, of_state)
+    rows = [x.to(torch.promote_types(x.dtype, torch.float32)).transpose(1, 2) for x in (log_decay, log_input)]
+    scale, before, last = running_max(rows[0], rows[1], state["max"], tokens)
+    decay = (rows[0] + before - scale).transpose(1, 2)
+    weight = (rows[1] - scale).exp().transpose(1, 2)[..., None]
+    counted = torch.cat([value, torch.ones_like(value[..., :1])], -1)  # the last column sums the keys
+    sums = torch.cat([state["sum"], state["norm"][..., None]], -1)
+    out, after = causal_sums(query, key * weight, counted, sums, tokens, chunk, decay)
+    floor = (-scale).exp().transpose(1, 2)[..., None]
+    mixed = out[..., :-1] / torch.maximum(out[..., -1:].abs(), floor)
+    return mixed, {"sum": after[..., :-1], "norm": after[..., -1], "max": last}
 
 
-def _carry(
+def carry(
     state: Float[Tensor, "B H F V"],
     added: Float[Tensor, "B H N F V"],
-    keep: Bool[Tensor, "B N"],
-    left: Float[Tensor, "B H N"] | None = None,
+    keep: Bool[Tensor, "B N"] | None,
+    over: Float[Tensor, "B H N #F 1"] | None = None,
 ) -> tuple[Float[Tensor, "B H N F V"], Float[Tensor, "B H F V"]]:
-    """The state in front of every chunk, and the one after the last."""
+    """The state in front of every chunk, and the one after the last, see ``rest_of``."""
     starts = []
-    for index, update in enumerate(added.unbind(2)):
+    for n, update in enumerate(added.unbind(2)):
         starts.append(state)
-        state = state.masked_fill(~keep[:, index, None, None, None], 0.0)
-        state = (state if left is None else state * left[:, :, index, None, None]) + update
+        state = rest_of(state, n, keep, over) + update
     return torch.stack(starts, 2), state
+
+
+def rest_of(
+    state: Float[Tensor, "B H F V"],
+    chunk: int,
+    keep: Bool[Tensor, "B N"] | None,
+    over: Float[Tensor, "B H N #F 1"] | None,
+) -> Float[Tensor, "B H F V"]:
+    """What a chunk leaves of the state in front of it: nothing where it may not ``keep`` it, ``over`` times as much."""
+    if keep is not None:
+        state = state.masked_fill(~keep[:, chunk, None, None, None], 0.0)
+    return state if over is None else state * over[:, :, chunk]

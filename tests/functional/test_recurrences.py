@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rltransformers.functional.call import Tokens, episode_positions
-from rltransformers.functional.recurrences import causal_sums, kernel_attention
+from rltransformers.functional.recurrences import causal_sums, exponential_attention, kernel_attention
 
 B, H, T, F, V = 3, 2, 13, 4, 5
 
@@ -150,3 +150,21 @@ def test_no_gradient_of_a_decay_crosses_an_episode_border() -> None:
     (seen,) = torch.autograd.grad(out[1, :, 9:].sum() + after[1].sum(), log_decay)
     assert seen[1, :, :10].eq(0).all()  # the decay of the first token of an episode has nothing to act on
     assert seen[1, :, 10:].ne(0).all()
+
+
+@pytest.mark.parametrize("size", [80.0, -80.0])
+def test_exponential_gates_of_any_size_read_a_mean_or_next_to_nothing(size: float) -> None:
+    """Equal large inputs cancel: what is read is the mean. Small ones stay below the 1 in the denominator."""
+    q, k, v, _, _ = (x.float() for x in example())
+    tokens = tokens_of(torch.zeros(B, T, dtype=torch.bool), torch.full((B,), -1))
+    fresh = {"sum": torch.zeros(B, H, F, V), "norm": torch.zeros(B, H, F), "max": torch.zeros(B, H)}
+    gate, decay = torch.full((B, H, T), size), torch.zeros(B, H, T)
+    ones = torch.ones_like(k)
+    out, after = exponential_attention(q, ones, v, gate, decay, fresh, tokens, 5)
+    if size > 0:
+        torch.testing.assert_close(out, v.cumsum(2) / torch.arange(1, T + 1)[:, None], rtol=1e-4, atol=1e-5)
+        assert after["max"].eq(size).all()
+        opposite, _ = exponential_attention(-q, ones, v, gate, decay, fresh, tokens, 5)
+        assert torch.equal(opposite, -out)  # the size of the norm is what divides, not its sign
+    else:
+        assert out.isfinite().all() and out.abs().max() < 1e-30 and after["max"].eq(0).all()
