@@ -36,8 +36,12 @@ from rltransformers.core.ranges import check, describe
 from rltransformers.core.record import Probe
 from rltransformers.core.spec import WEIGHT, Choice, Feature, Loss, NoOptions, Refusal, Size, Spec, Traits, Unread
 from rltransformers.functional.call import Call, Tokens, chosen
+from rltransformers.functional.channels import channel_delta_sums, channel_sums
+from rltransformers.functional.delta import delta_products, delta_sums
 from rltransformers.functional.keys import Past
-from rltransformers.functional.recurrences import causal_sums, kernel_attention
+from rltransformers.functional.recurrences import causal_sums, exponential_attention, kernel_attention
+from rltransformers.functional.scan import complex_scan, running_max, scan
+from rltransformers.functional.stages import GatedOutput, ShortConvolution
 from rltransformers.memory.interface import MemoryOptions, RowMemory
 from rltransformers.mixers.interface import Dims, Mixed, Mixer, RowMixer, StateMixer
 from rltransformers.mixers.kernel import HeadsMixer, KernelAttention
@@ -49,11 +53,13 @@ from rltransformers.positions.interface import Acts, Position
 
 __all__ = [
     "Acts", "Attention", "Call", "Choice", "Chooser", "Columns", "Combine", "Datastore", "Depth", "Dims",
-    "EncoderOptions", "Feature", "Gate", "Gated", "HandUp", "HeadOptions", "HeadsMixer", "Judged",
-    "KernelAttention", "Loss", "MemoryOptions", "Mixed", "Mixer", "NoOptions", "Objective", "Part", "Past", "Plan",
-    "Position", "PostNorm", "PreNorm", "Probe", "Reach", "Readout", "Refusal", "Residual", "RowMemory", "RowMixer",
-    "Rule", "Score", "Selected", "Size", "Spec", "Stage", "StateMixer", "Store", "StoreOptions", "Tokens", "Traits",
-    "Unread", "View", "causal_sums", "chosen", "kernel_attention", "register",
+    "EncoderOptions", "Feature", "Gate", "Gated", "GatedOutput", "HandUp", "HeadOptions", "HeadsMixer",
+    "Judged", "KernelAttention", "Loss", "MemoryOptions", "Mixed", "Mixer", "NoOptions", "Objective", "Part",
+    "Past", "Plan", "Position", "PostNorm", "PreNorm", "Probe", "Reach", "Readout", "Refusal", "Residual",
+    "RowMemory", "RowMixer", "Rule", "Score", "Selected", "ShortConvolution", "Size", "Spec", "Stage",
+    "StateMixer", "Store", "StoreOptions", "Tokens", "Traits", "Unread", "View", "causal_sums",
+    "channel_delta_sums", "channel_sums", "chosen", "complex_scan", "delta_products", "delta_sums",
+    "exponential_attention", "kernel_attention", "register", "running_max", "scan",
 ]  # fmt: skip
 
 TABLES: Mapping[str, Mapping[str, Spec]] = {
