@@ -224,7 +224,8 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         with torch.no_grad():
             memory, age = update.renew_memory(policy, segment, carry.acting, self.memory_refresh, self._watched_rows())
             carry.acting = policy.with_cache(memory)  # keys and values always follow the new weights
-        policy.remember(segment)
+        if policy.action_head.readout is not None:
+            policy.remember(segment)
         logger.record("memory/staleness", age)
         sharing.log_traffic(logger.record)
         self._log_update(recorded, losses, weights)

@@ -216,7 +216,8 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         with torch.no_grad():  # the target keeps its weights, and so the memory of acting, for now
             rows = self._watched_rows()
             carry.own_memory, age = update.renew_memory(policy, segment, carry.acting, self.memory_refresh, rows)
-        policy.remember(segment)
+        if policy.action_head.readout is not None:
+            policy.remember(segment)
         logger.record("memory/staleness", age)
         sharing.log_traffic(logger.record)
         self._log_update(recorded, losses)

@@ -23,7 +23,7 @@ from benchmarks import past
 from benchmarks.harness import Pair, Row, interleave, meets, parameters
 from rltransformers.agents import GTrXLPPO
 from rltransformers.algorithms.ppo import Estimates, PPOWeights, ppo_loss
-from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment, row_batches
+from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.steps import Acting, ActorCriticMachine
@@ -446,7 +446,7 @@ def memory(*, repetitions: int = 5) -> Iterator[Row]:
     held = held_bytes(segment) / MEGABYTE
     limit = "<= 160"
     yield Row("GTrXL rollout storage", setting, "MB", held, target=limit, met=meets(held, limit), note=note)
-    order = row_batches(len(segment), batch, torch.Generator().manual_seed(0))
+    order = torch.randperm(len(segment), generator=torch.Generator().manual_seed(0)).split(batch)
     copies = (held_bytes(segment.rows(rows)) for rows in order)
     copy, share = max(copies) / MEGABYTE, held * batch / envs
     limit = "<= 1.05"

@@ -173,11 +173,6 @@ class RolloutBuffer:
         )
 
 
-def row_batches(count: int, n_rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """``count`` environments in random order, ``n_rows`` at a time (the last batch may hold fewer)."""
-    return torch.randperm(count, generator=generator, device="cpu").split(n_rows)
-
-
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and type by leaf path."""
 

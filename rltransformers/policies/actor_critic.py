@@ -196,7 +196,8 @@ class GTrXLPolicy(MemoryPolicy):
         Gradient flows through the whole segment, or through chunks of ``gradient_window`` steps: at a chunk border the
         memory keeps its value and loses its gradient.
         """
-        inputs, state = inputs_of(segment), segment.memory
+        state: PolicyState = segment.memory
+        inputs = state.inputs(segment.observations, segment.actions, segment.rewards, segment.first)
         steps, head = segment.rewards.shape[1], self.action_head
         window = steps if gradient_window is None else gradient_window
         results: list[Evaluation] = []
@@ -204,7 +205,7 @@ class GTrXLPolicy(MemoryPolicy):
         losses: dict[str, Tensor] = {}
         for begin in range(0, steps, window):
             part = slice(begin, min(begin + window, steps))
-            result = self.evaluate(inputs.part(part), state, record)
+            result = self.evaluate(inputs if window >= steps else inputs.part(part), state, record)
             state = result.state
             if result.record is not None and result.record.streams:
                 self._add_deep_losses(result, segment, part)
@@ -247,16 +248,18 @@ class GTrXLPolicy(MemoryPolicy):
 
     def memory_after(self, segment: Segment) -> PolicyState:
         """The memory at the end of a segment, every step of it encoded again with today's weights; training form."""
-        _, _, state = self.run_backbones(inputs_of(segment), segment.memory, wanted=NOTHING)
+        before: PolicyState = segment.memory
+        inputs = before.inputs(segment.observations, segment.actions, segment.rewards, segment.first)
+        _, _, state = self.run_backbones(inputs, before, wanted=NOTHING)
         return state.after(segment.actions, segment.rewards)
 
     @torch.no_grad()
     def remember(self, segment: Segment) -> None:
-        """Store features under today's weights and the actions of a segment, for the readout where there is one."""
-        readout = self.action_head.readout
-        if readout is None:
-            return
-        features, _ = self.actor(inputs_of(segment), segment.memory.actor, None)
+        """Store features under today's weights and the actions of a segment, for the readout."""
+        readout, before = self.action_head.readout, segment.memory
+        assert readout is not None
+        inputs = before.inputs(segment.observations, segment.actions, segment.rewards, segment.first)
+        features, _ = self.actor(inputs, before.actor, None)
         actions = self.action_head.as_numbers(self.action_head.execute(segment.actions))
         rows = segment.counts & (segment.advantages > 0) if readout.options.better else segment.counts
         latent, actions, rows = (each.transpose(0, 1) for each in (self.action_hidden(features), actions, rows))
@@ -272,9 +275,3 @@ class GTrXLPolicy(MemoryPolicy):
         if self.masks:
             outputs = self.action_head.masked(outputs, observations[ACTION_MASK])
         return outputs, values
-
-
-def inputs_of(segment: Segment) -> StepInputs:
-    """What the network reads of the steps of a segment."""
-    memory: PolicyState = segment.memory
-    return memory.inputs(segment.observations, segment.actions, segment.rewards, segment.first)

@@ -15,7 +15,7 @@ from rltransformers.algorithms.vmpo import VMPOLoss
 from rltransformers.backbone import Record
 from rltransformers.core.errors import DataError
 from rltransformers.core.world import Sharing, rows_of
-from rltransformers.data.rollout import Recorded, Segment, row_batches
+from rltransformers.data.rollout import Recorded, Segment
 from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy, SegmentEvaluation
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 from rltransformers.policies.popart import PopArt
@@ -47,7 +47,7 @@ def minibatches(
         outputs: action outputs beside it [E, T, A].
     """
     n_envs, device = len(segment), segment.rewards.device
-    batches = row_batches(n_envs * sharing.size, n_rows, generator)
+    batches = torch.randperm(n_envs * sharing.size, generator=generator, device="cpu").split(n_rows)
     if sharing.is_single:
         for rows in batches:
             at = rows.to(device)

@@ -63,7 +63,7 @@ from rltransformers.agents import GTrXLPPO
 from rltransformers.backbone import PRESETS
 from rltransformers.core.errors import ConfigError
 from rltransformers.data.rollout import Segment
-from rltransformers.policies.actor_critic import Evaluation, inputs_of
+from rltransformers.policies.actor_critic import Evaluation
 from rltransformers.policies.memory_policy import PolicyState, StepInputs
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from tests.agents.rollouts import ON_POLICY, StopsAt, loud, rollout
@@ -110,7 +110,10 @@ def agent(
 
 def evaluated(model: OnPolicyMemoryAgent, segment: Segment, memory: PolicyState | None = None) -> Evaluation:
     with torch.no_grad():
-        return model.policy.evaluate(inputs_of(segment), segment.memory if memory is None else memory)
+        return model.policy.evaluate(
+            segment.memory.inputs(segment.observations, segment.actions, segment.rewards, segment.first),
+            segment.memory if memory is None else memory,
+        )
 
 
 def joined(a: Segment, b: Segment) -> Segment:
@@ -268,7 +271,8 @@ def test_a_memory_of_m_steps_reaches_exactly_m_steps_back() -> None:
     model = agent(walks(1, (50,)), {"layers": 1, "memory": 4}, n_steps=12)
     segment = rollout(model)
     observation = segment.observations[""].clone().requires_grad_()
-    inputs = inputs_of(segment)._replace(observations={"": observation})
+    inputs = segment.memory.inputs(segment.observations, segment.actions, segment.rewards, segment.first)
+    inputs = inputs._replace(observations={"": observation})
     result = model.policy.evaluate(inputs, segment.memory)
     gradient = torch.autograd.grad(result.values[0, -1], observation)[0][0].abs().sum(-1)
     reached = (gradient > 0).tolist()

@@ -16,7 +16,6 @@ from rltransformers.data.rollout import (
     action_layout,
     generalized_advantage,
     observation_layout,
-    row_batches,
 )
 
 ENVS, STEPS = 3, 5
@@ -120,7 +119,8 @@ def test_nothing_flows_back_over_a_row_that_does_not_count() -> None:
 
 def test_minibatches_hold_every_environment_once_with_its_memory() -> None:
     segment = filled()
-    batches = [segment.rows(rows) for rows in row_batches(len(segment), 2, torch.Generator().manual_seed(0))]
+    order = torch.randperm(len(segment), generator=torch.Generator().manual_seed(0))
+    batches = [segment.rows(rows) for rows in order.split(2)]
     assert [len(batch) for batch in batches] == [2, 1]
     seen = []
     for batch in batches:
