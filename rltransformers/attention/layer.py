@@ -1,8 +1,7 @@
 """Attention over groups of key rows: project, split into heads, let an engine compute, join the heads.
 
 Axes: B batch, H heads, G key-value heads, T tokens, N key rows of a group, L distances, K head width, V value width,
-E = G (K + V), f pairs of channels that turn. Long calls are cut into blocks, each with its own memory rows, so work
-grows linearly with T.
+E = G (K + V), f pairs of channels that turn. Long calls are cut into blocks with memory rows of their own.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from rltransformers.attention.reach import Columns, allowed_at, block_of, column
 from rltransformers.attention.roles import HandUp, Heads, View, joined_heads
 from rltransformers.functional import windows
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
-from rltransformers.functional.keys import Group, Past, Ring, Rows, cut_past
+from rltransformers.functional.keys import Group, Past, Rows, cut_past
 from rltransformers.mixers.interface import Dims, Mixed, RowMixer
 from rltransformers.positions.interface import BY_PLACE, Position, at_places
 
@@ -257,17 +256,5 @@ def turn_rows(
         return position.circle(behind, q) if table is None else table[behind.clamp(0, len(table) - 1)]
 
     behind = windows.descending(q.shape[2], q.device)
-    keys = [position.turn(group.k, circle(distance_back(group, behind, horizon + 1))) for group in groups]
+    keys = [position.turn(group.k, circle(group.distance_back(behind, horizon + 1))) for group in groups]
     return position.turn(q, circle(behind)), [replace(group, k=k) for group, k in zip(groups, keys, strict=True)]
-
-
-def distance_back(group: Heads, behind: Int[Tensor, " T"], edge: int) -> Int[Tensor, "..."]:
-    """Tokens from the rows of a group back from the last token of the call, with the axes of its keys."""
-    place = group.place
-    if isinstance(place, Ring):
-        return place.age
-    if isinstance(place, Rows):
-        return windows.descending(group.k.shape[2], group.k.device)
-    if group.per_token:
-        return (behind[:, None] + place.distance.clamp(max=place.farthest or edge))[:, None]
-    return place.distance[:, None, -1]

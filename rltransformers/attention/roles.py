@@ -22,8 +22,9 @@ from torch.nn import functional as F
 
 from rltransformers.attention.reach import Columns, Pattern, Reach
 from rltransformers.core.spec import Spec
+from rltransformers.functional import windows
 from rltransformers.functional.call import Call, Tokens
-from rltransformers.functional.keys import At, Place, Rows
+from rltransformers.functional.keys import At, Place, Ring, Rows
 from rltransformers.mixers.interface import Dims
 
 
@@ -203,6 +204,17 @@ class Heads:
     def per_token(self) -> bool:
         """Whether every token has keys of its own."""
         return self.k.dim() == 5
+
+    def distance_back(self, behind: Int[Tensor, " T"], edge: int) -> Int[Tensor, "..."]:
+        """Tokens back from the last token of a call, which its tokens lie ``behind``; with the axes of k."""
+        place = self.place
+        if isinstance(place, Ring):
+            return place.age
+        if isinstance(place, Rows):
+            return windows.descending(self.k.shape[2], self.k.device)
+        if self.per_token:
+            return (behind[:, None] + place.distance.clamp(max=place.farthest or edge))[:, None]
+        return place.distance[:, None, -1]
 
 
 def joined_heads(mixed: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T HV"]:
