@@ -62,6 +62,7 @@ def strictly_traced() -> set[str]:
 
 STRICTLY = strictly_traced()
 OF_THEIR_OWN = (
+    *("mixer:performer", "mixer:fast_weight", "hopfield with a learned beta"),
     *("mixer:average", "mixer:luna", "mixer:clustered", "mixer:informer", "mixer:poolingformer", "prior:predictive"),
     *("mixer:nystrom", "mixer:gcn", "mixer:additive", "mixer:gmlp", "mixer:rfa", "mixer:linformer", "mixer per layer"),
     *("selection:lsh", "selection:sac", "selection:sinkhorn", "selection:routing", "span:adaptive_dynamic"),

@@ -140,9 +140,11 @@ def test_only_online_means_are_statistics_that_processes_add_up() -> None:
 
 @pytest.mark.parametrize("module", [build, rules, choices])
 def test_what_is_built_is_not_known_to_the_builder(module: object) -> None:
-    mechanisms = {spec.build.__module__ for specs in catalogue().values() for spec in specs if spec.build}
+    builds = [spec.build for specs in catalogue().values() for spec in specs if spec.build]
+    mechanisms = {getattr(build, "func", build).__module__ for build in builds}
     # Beside the interfaces stand entries that do nothing, or keep rows alone.
-    mechanisms -= {f"rltransformers.{name}" for name in ("attention.roles", "attention.reach", "memory.interface")}
+    interfaces = ("attention.roles", "attention.reach", "memory.interface", "positions.interface")
+    mechanisms -= {f"rltransformers.{name}" for name in interfaces}
     tree = ast.parse(Path(str(getattr(module, "__file__", ""))).read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     named = {f"{node.module}.{each.name}" for node in imports for each in node.names}
