@@ -45,6 +45,7 @@ from rltransformers.mixers import (
     csalr,
     dynamic_conv,
     fast_weight,
+    gated_deltanet,
     gmlp,
     light_conv,
     linear,
@@ -68,6 +69,7 @@ MIXERS = by_name(
     softmax, hopfield, additive, synthesizer_dense, synthesizer_random, hard_gaussian, gcn, lowrank_band, linear,
     performer, rfa, fast_weight, set_transformer, luna, clustered, nystrom, average, light_conv, dynamic_conv, gmlp,
     memory_compressed, linformer, linformer_prefix, csalr, informer, poolingformer,
+    gated_deltanet,
 )
 PATTERNS = by_name(
     reach.FULL, band, dilated, longformer, bp, etc, global_tokens, random, block_local, image_1d, image_2d,

@@ -13,6 +13,7 @@ SCORES = (
     "span: adaptive adaptive_dynamic; losses: span"
 )
 STATES = "mixer: linear performer rfa fast_weight set_transformer luna clustered linformer_prefix average light_conv"
+STATES += " gated_deltanet"
 NO_SCORES = f"{STATES} nystrom"
 SLOTS = "mixer: memory_compressed linformer"
 SLOTS += " informer poolingformer"

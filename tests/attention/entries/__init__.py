@@ -4,6 +4,7 @@ from tests.attention.entries import (
     depths,
     heads,
     kernels,
+    matrix_memories,
     patterns,
     positions,
     priors,
@@ -14,4 +15,17 @@ from tests.attention.entries import (
     topologies,
 )
 
-FAMILIES = (patterns, positions, scores, heads, priors, kernels, slots, selections, stores, depths, topologies)
+FAMILIES = (
+    patterns,
+    positions,
+    scores,
+    heads,
+    priors,
+    kernels,
+    matrix_memories,
+    slots,
+    selections,
+    stores,
+    depths,
+    topologies,
+)
