@@ -18,6 +18,12 @@ EPS = 1e-5
 OutputGate: TypeAlias = Literal["silu", "sigmoid", "none"]
 
 
+def unit_length(x: Float[Tensor, "*n V"], eps: float = 1e-6) -> Float[Tensor, "*n V"]:
+    """Divide rows by their length; float32 at least. ``eps`` is added to the square of the length."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
+
+
 class ShortConvolution(nn.Module):
     """``silu(sum_k w_k * x_(t-k) + b)``, channel by channel, over the last tokens of the episode; zeros before it.
 

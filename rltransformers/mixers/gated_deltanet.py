@@ -16,10 +16,9 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.delta import delta_products
-from rltransformers.functional.stages import GatedOutput, ShortConvolution
+from rltransformers.functional.stages import GatedOutput, ShortConvolution, unit_length
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
-EPS = 1e-6
 SHORTEST, LONGEST = 1e-3, 0.1
 """Steps of time between which biases of the decay start; rates start below 16 per unit of time."""
 
@@ -39,13 +38,7 @@ class Options:
     decay: bool = True
     negative_eigenvalues: bool = False
     householder: Annotated[int, Ge(1), Le(3)] = 1
-    conv: Annotated[int, Ge(0), Le(1000)] = 4
-
-
-def unit(x: Float[Tensor, "*n K"]) -> Float[Tensor, "*n K"]:
-    """Rows of length 1, float32 at least."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    return x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
+    conv: Annotated[int, Ge(0), Le(64)] = 4
 
 
 class GatedDeltaNet(StateMixer):
@@ -82,9 +75,9 @@ class GatedDeltaNet(StateMixer):
         else:
             rows, after["taps"] = self.conv(rows, state["taps"], call.tokens)
         q, k, v = rows.split(self.widths, -1)
-        q = unit(q.unflatten(-1, (dims.heads, -1))).transpose(1, 2) * dims.head_dim**-0.5
+        q = unit_length(q.unflatten(-1, (dims.heads, -1))).transpose(1, 2) * dims.head_dim**-0.5
         k, v = (x.unflatten(-1, (self.count, dims.kv_heads, -1)).permute(0, 3, 1, 2, 4) for x in (k, v))
-        k, v = (x.repeat_interleave(dims.share, 1) for x in (unit(k), v))
+        k, v = (x.repeat_interleave(dims.share, 1) for x in (unit_length(k), v))
         beta = self.top * self.rate(h).sigmoid()
         beta = beta.unflatten(-1, (self.count, -1)).permute(0, 3, 1, 2)
         log_decay = self.log_decay(h)
@@ -110,9 +103,9 @@ SPEC = Spec(
     summary="a matrix of fast weights forgets a share with every token, then corrects the value under its key",
     build=GatedDeltaNet, options=Options,
     traits=Traits(
-        family="KERN", horizon="episode", state="H Dk Dv + 3 (H Dk + G Dk + G Dv)",
+        family="KERN", horizon="episode", state="H Dk Dv + (conv - 1) (H Dk + R G (Dk + Dv))",
         causal_form="heads are as wide as those of attention, in the authors' code values twice as wide; heads that "
-        "share keys forget and correct by themselves; all parameters decay with the weights, there not those of a_t",
+        "share keys forget and correct by themselves; weight decay, where an agent has any, acts on all of a_t",
     ),
     offers=(Feature.KEYS,),
     formula="S' = a_t S_(t-1), S_t = S' + beta_t k_t (v_t - S'^T k_t)^T, o_t = S_t^T q_t / sqrt(Dk), "

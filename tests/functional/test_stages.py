@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rltransformers.functional.stages import GatedOutput, OutputGate, ShortConvolution
+from rltransformers.functional.stages import GatedOutput, OutputGate, ShortConvolution, unit_length
 from tests.functional.test_recurrences import tokens_of
 
 B, T, X = 3, 11, 5
@@ -76,3 +76,14 @@ def test_reads_of_zero_have_outputs_and_gradients_of_a_bounded_size() -> None:
     out = ours(read, torch.randn(B, T, 5))
     (gradient,) = torch.autograd.grad(out.sum(), read)
     assert out.isfinite().all() and gradient.isfinite().all()
+
+
+def test_rows_of_any_length_become_as_long_as_one_and_zeros_stay() -> None:
+    rows = torch.randn(20, 7, dtype=torch.float64) * torch.logspace(0, 6, 20, dtype=torch.float64)[:, None]
+    expected = rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    torch.testing.assert_close(unit_length(rows), expected, rtol=1e-5, atol=1e-5)
+    assert unit_length(rows.bfloat16()).dtype == torch.float32
+    zeros = torch.zeros(3, 7, requires_grad=True)
+    out = unit_length(zeros)
+    (gradient,) = torch.autograd.grad(out.sum(), zeros)
+    assert out.eq(0).all() and gradient.isfinite().all()
