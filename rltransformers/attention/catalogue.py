@@ -47,10 +47,12 @@ from rltransformers.mixers import (
     fast_weight,
     gated_deltanet,
     gmlp,
+    kda,
     light_conv,
     linear,
     linformer_prefix,
     luna,
+    mlstm,
     nystrom,
     performer,
     rfa,
@@ -69,7 +71,7 @@ MIXERS = by_name(
     softmax, hopfield, additive, synthesizer_dense, synthesizer_random, hard_gaussian, gcn, lowrank_band, linear,
     performer, rfa, fast_weight, set_transformer, luna, clustered, nystrom, average, light_conv, dynamic_conv, gmlp,
     memory_compressed, linformer, linformer_prefix, csalr, informer, poolingformer,
-    gated_deltanet,
+    gated_deltanet, mlstm, kda,
 )
 PATTERNS = by_name(
     reach.FULL, band, dilated, longformer, bp, etc, global_tokens, random, block_local, image_1d, image_2d,

@@ -1,0 +1,109 @@
+"""Kimi Delta Attention: the corrections of Gated DeltaNet, with a decay for every channel of the key.
+
+Axes: B batch, T tokens, D width, H heads, G key-value heads, K and V widths of a head.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.functional.call import Call
+from rltransformers.functional.channels import channel_delta_sums
+from rltransformers.functional.stages import GatedOutput, ShortConvolution, unit_length
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
+
+SHORTEST, LONGEST = 1e-3, 0.1
+"""Steps of time between which biases of the decays start; rates of heads start from 1 to 16 per unit of time."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of Kimi Delta Attention.
+
+    Attributes:
+        negative_eigenvalues: rates of correction reach to 2 instead of 1: a token can turn the sign of what is read
+            under its key, which counting needs (Grazzi et al. 2024, arXiv 2411.12537).
+        rank: numbers of a token from which the decays of all channels are made; None for the width of a head.
+        conv: taps of the convolution in front of queries, keys and values; 0 for none.
+    """
+
+    negative_eigenvalues: bool = False
+    rank: Size | None = None
+    conv: Annotated[int, Ge(0), Le(64)] = 4
+
+
+class KimiDeltaAttention(StateMixer):
+    """``S = diag(a_t) S_(t-1)``, then ``S_t = S + beta_t k_t (v_t - S^T k_t)^T``; ``o_t = S_t^T q_t / sqrt(K)``.
+
+    Heads that share keys and values forget and correct at rates of their own.
+    """
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__()
+        self.dims, self.top = dims, 2.0 if options.negative_eigenvalues else 1.0
+        self.project = dims.projection(dims.width, sum(dims.widths))
+        self.conv = ShortConvolution(sum(dims.widths), options.conv) if options.conv else None
+        self.rate = dims.projection(dims.width, dims.heads)
+        rank, channels = options.rank or dims.head_dim, dims.heads * dims.head_dim
+        self.decay = nn.Sequential(nn.Linear(dims.width, rank, bias=False), nn.Linear(rank, channels, bias=False))
+        self.log_scale = nn.Parameter(torch.empty(dims.heads).uniform_(1, 16).log())
+        steps = torch.empty(channels).uniform_(math.log(SHORTEST), math.log(LONGEST)).exp()
+        self.step_bias = nn.Parameter(steps.expm1().log())  # the inverse of softplus
+        self.out = GatedOutput(dims.width, dims.heads, dims.value_dim, "sigmoid", dims.bias)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The matrix of every head, and rows of the convolution."""
+        shapes: dict[str, tuple[int, ...]] = {"weights": (self.dims.heads, self.dims.head_dim, self.dims.value_dim)}
+        return shapes if self.conv is None else {**shapes, "taps": self.conv.state_shape}
+
+    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
+        """Tells the mean of beta as "rate", and of a as "kept"."""
+        dims, rows = self.dims, self.project(h)
+        after: LayerState = {}
+        if self.conv is None:
+            rows = F.silu(rows)
+        else:
+            rows, after["taps"] = self.conv(rows, state["taps"], call.tokens)
+        q, k, v = (
+            rows.unflatten(-1, (n, -1)).transpose(1, 2)
+            for rows, n in zip(rows.split(dims.widths, -1), (dims.heads, dims.kv_heads, dims.kv_heads), strict=True)
+        )
+        q = unit_length(q) * dims.head_dim**-0.5
+        k, v = (rows.repeat_interleave(dims.share, 1) for rows in (unit_length(k), v))
+        beta = self.top * self.rate(h).sigmoid().transpose(1, 2)
+        log_decay = self.log_decay(h)
+        read, after["weights"] = channel_delta_sums(q, k, v, beta, state["weights"], call.tokens, log_decay)
+        if call.probe.listens:
+            valid = call.tokens.valid()
+            call.probe.metric("rate", beta.detach().transpose(1, 2)[valid].mean())
+            call.probe.metric("kept", log_decay.detach().transpose(1, 2)[valid].exp().mean())
+        return Mixed(self.out(read, h, call.wanted), after)
+
+    def log_decay(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
+        """``-exp(log_scale) softplus(W_2 W_1 h + step_bias)``, the logarithm of a; float32 at least."""
+        steps = self.decay(h)
+        steps = F.softplus(steps.to(torch.promote_types(steps.dtype, torch.float32)) + self.step_bias)
+        return -self.log_scale.exp()[:, None, None] * steps.unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
+
+
+SPEC = Spec(
+    id="N11", name="kda", axis="mixer", paper="Kimi Team 2025, arXiv 2510.26692",
+    summary="fast weights of which every channel forgets at its own rate before the value under a key is corrected",
+    build=KimiDeltaAttention, options=Options,
+    traits=Traits(
+        family="KERN", horizon="episode", state="H Dk Dv + (conv - 1) (H Dk + G Dk + G Dv)",
+        causal_form="the gate of the output has one matrix, in the authors' code two of low rank and a bias; heads "
+        "that share keys forget and correct by themselves; weight decay, where an agent has any, acts on all of a_t",
+    ),
+    offers=(Feature.KEYS,),
+    formula="S' = diag(a_t) S_(t-1), S_t = S' + beta_t k_t (v_t - S'^T k_t)^T, o_t = S_t^T q_t / sqrt(Dk), "
+    "beta_t = sigmoid(w_b x_t), a_t = exp(-exp(A) softplus(W_2 W_1 x_t + b)); q, k, v by a short convolution with "
+    "SiLU, q and k of length 1; out = W_o (RMSNorm(o_t) sigmoid(W_g x_t))",
+)  # fmt: skip
