@@ -39,6 +39,15 @@ def test_one_element_is_read_as_it_is_whatever_the_query() -> None:
         torch.testing.assert_close(found[0, 0], cross.output.weight @ values)
 
 
+def test_dropout_of_what_is_read_acts_in_training_only() -> None:
+    dims = Dims(width=6, heads=3, kv_heads=3, head_dim=2, value_dim=4, memory=0)
+    cross = CrossAttention(dims, 0.5)
+    h, rows, exists = torch.randn(B, T, 6), torch.randn(B, T, N, 6), torch.ones(B, T, N, dtype=torch.bool)
+    assert not torch.equal(cross(h, rows, exists), cross(h, rows, exists))
+    cross.eval()
+    assert torch.equal(cross(h, rows, exists), cross(h, rows, exists))
+
+
 def test_elements_that_do_not_exist_have_no_effect_and_no_gradient() -> None:
     backbone, x = looking(), torch.randn(B, T, D)
     rows, exists = torch.randn(B, T, N, D, requires_grad=True), torch.rand(B, T, N) < 0.5
