@@ -59,6 +59,9 @@ def test_windows_hold_consecutive_steps_of_one_episode_and_their_own_numbers(dat
     assert (batch.rewards == 10 * episode + batch.timestep + 1).all()
     steps = torch.from_numpy(data.offsets)[episode] + batch.timestep
     torch.testing.assert_close(batch.return_to_go, torch.from_numpy(data.return_to_go(0.9))[steps])
+    # Odd episodes terminate, even ones are truncated.
+    ends = batch.timestep == torch.tensor(LENGTHS)[episode] - 1
+    assert (batch.terminated == (ends & (episode % 2 == 1))).all()
     inside = batch.valid[:, 1:]
     assert (batch.timestep.diff(dim=1)[inside] == 1).all()
 
