@@ -12,11 +12,12 @@ from stable_baselines3.common.callbacks import (
     StopTrainingOnNoModelImprovement,
     StopTrainingOnRewardThreshold,
 )
-from stable_baselines3.common.logger import configure
+from stable_baselines3.common.logger import Logger, configure
 from stable_baselines3.common.monitor import Monitor
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO
 from rltransformers.data import record
+from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.offline.evaluation_callback import EvaluationCallback
 
 SMALL = {"width": 8, "layers": 1, "heads": 2}
@@ -77,6 +78,32 @@ def test_of_several_targets_the_best_is_the_result_and_each_is_logged(tmp_path: 
     assert max(means) == float(row["eval/mean_reward"]) == callback.last_mean_reward
     expected = [result.mean for result in dt.evaluate("CartPole-v1", [5.0, 50.0], episodes=4)]
     assert means == expected
+
+
+class Scripted:
+    """What a callback needs of a model whose evaluations return these means."""
+
+    def __init__(self, means: list[float]) -> None:
+        self.means, self.saved, self.num_timesteps, self.logger = iter(means), list[float](), 0, Logger(None, [])
+
+    def get_env(self) -> None:
+        return None
+
+    def evaluate(self, *arguments: Any, **options: Any) -> list[EvaluationResult]:
+        self.mean = next(self.means)
+        return [EvaluationResult("CartPole-v1", (self.mean,), (1,), (0,))]
+
+    def save(self, path: Path) -> None:
+        self.saved.append(self.mean)
+
+
+def test_the_best_model_is_that_of_the_highest_mean_so_far(tmp_path: Path) -> None:
+    model: Any = Scripted([2.0, 1.0, 5.0, 4.0, 5.0])
+    callback = EvaluationCallback("CartPole-v1", best_model_save_path=tmp_path)
+    callback.init_callback(model)
+    for _ in range(5):
+        assert callback.evaluate()
+    assert model.saved == [2.0, 5.0] and callback.best_mean_reward == callback.last_mean_reward == 5.0
 
 
 class Calls(BaseCallback):

@@ -92,6 +92,15 @@ def test_the_best_of_a_resumed_run_counts(tmp_path: Path) -> None:
     assert ("best.zip", 3) in resumed.saved
 
 
+def test_of_several_targets_the_highest_mean_counts(tmp_path: Path) -> None:
+    run = Run(tmp_path, [], every=1, online=False)
+    for step, means in enumerate(((3.0, 5.0), (4.0, 4.5), (1.0, 6.0)), 1):
+        results = [EvaluationResult("CartPole-v1", (mean,), (1,), (0,), None, mean) for mean in means]
+        run.callback._evaluate = lambda results=results: results  # type: ignore[misc]
+        run.step(step, rollout=False)
+    assert [entry for entry in run.saved if entry[0] == "best.zip"] == [("best.zip", 1), ("best.zip", 3)]
+
+
 def test_past_scores_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores, score = list[float](), module.score
 
