@@ -476,6 +476,17 @@ def test_a_segment_has_every_step_that_was_taken(kind: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ON_POLICY)
+def test_the_log_has_the_negative_entropy_of_the_policy(kind: type[Any]) -> None:
+    model = agent(choices(3), kind=kind, learning_rate=0.0)
+    model.learn(36)
+    segment = model.carry.segment
+    with torch.no_grad():
+        entropy = float(model.policy.evaluate_segment(segment).entropy[segment.counts].mean())
+    assert entropy > 0.1
+    assert model.logger.name_to_value["train/entropy_loss"] == pytest.approx(-entropy, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ON_POLICY)
 def test_a_constant_learning_rate_stays_constant(kind: type[Any]) -> None:
     rates = []
     model = agent(kind=kind, learning_rate=1e-3)
