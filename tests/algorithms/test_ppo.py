@@ -56,10 +56,10 @@ def test_rows_that_do_not_count_change_nothing() -> None:
     inputs = [torch.randn(2, 3, requires_grad=i < 3) for i in range(7)]
 
     def total(fill: float) -> Tensor:
-        now, then = (
-            [torch.where(counts, x, torch.full_like(x, fill)) for x in part] for part in (inputs[:3], inputs[3:])
-        )
-        return ppo_loss(Now(*now), recorded(*[*then, counts]), replace(WEIGHTS, ent_coef=0.1, vf_coef=0.5)).total
+        # Other numbers in every part, so that no two of them cancel.
+        parts = [torch.where(counts, x, torch.full_like(x, fill * index)) for index, x in enumerate(inputs)]
+        weights = replace(WEIGHTS, ent_coef=0.1, vf_coef=0.5)
+        return ppo_loss(Now(*parts[:3]), recorded(*[*parts[3:], counts]), weights).total
 
     torch.testing.assert_close(total(0.0), total(3.0))
     gradient = torch.autograd.grad(total(3.0), inputs[0])[0]
