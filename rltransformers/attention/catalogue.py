@@ -47,16 +47,19 @@ from rltransformers.mixers import (
     fast_weight,
     gated_deltanet,
     gmlp,
+    gru,
     kda,
     light_conv,
     linear,
     linformer_prefix,
+    lstm,
     luna,
     mlstm,
     nystrom,
     performer,
     rfa,
     set_transformer,
+    slstm,
 )
 
 
@@ -72,6 +75,7 @@ MIXERS = by_name(
     performer, rfa, fast_weight, set_transformer, luna, clustered, nystrom, average, light_conv, dynamic_conv, gmlp,
     memory_compressed, linformer, linformer_prefix, csalr, informer, poolingformer,
     gated_deltanet, mlstm, kda,
+    gru, lstm, slstm,
 )
 PATTERNS = by_name(
     reach.FULL, band, dilated, longformer, bp, etc, global_tokens, random, block_local, image_1d, image_2d,

@@ -14,11 +14,12 @@ SCORES = (
 )
 STATES = "mixer: linear performer rfa fast_weight set_transformer luna clustered linformer_prefix average light_conv"
 STATES += " gated_deltanet mlstm kda"
+STATES += " gru lstm slstm"
 NO_SCORES = f"{STATES} nystrom"
 SLOTS = "mixer: memory_compressed linformer"
 SLOTS += " informer poolingformer"
 NO_SCORES += " csalr"
-VALUES = "mixer: average light_conv mlstm"
+VALUES = "mixer: average light_conv mlstm gru lstm slstm"
 TAPS = "mixer: dynamic_conv gmlp"
 LOGITS = "selection: topk routing; prior: realformer lazyformer predictive; head_mixing: talking; losses: commitment"
 RULES = "pattern: random block_local image_1d image_2d sparse_strided sparse_fixed blockwise bigbird union adjacency"

@@ -176,6 +176,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 # Ends that need other fields of the config.
 FIELDS_BESIDE: dict[str, dict[str, Any]] = {
     "memory_kind.memorizing.layer": {"layers": 3},
+    "mixer.slstm.units": {"heads": 1},
     "losses.exits.slack": {"depth": {"name": "calm", "confidence": "classifier"}},
 }
 

@@ -1,6 +1,7 @@
 """Rows of catalogue entries beside the twins that they carry, a module per family."""
 
 from tests.attention.entries import (
+    cells,
     depths,
     heads,
     kernels,
@@ -28,4 +29,5 @@ FAMILIES = (
     stores,
     depths,
     topologies,
+    cells,
 )
