@@ -40,11 +40,13 @@ from rltransformers.attention.spans import adaptive, adaptive_dynamic, multi_sca
 from rltransformers.attention.spans import interface as span
 from rltransformers.core.spec import Spec
 from rltransformers.mixers import (
+    agalite,
     average,
     clustered,
     csalr,
     dynamic_conv,
     fast_weight,
+    galite,
     gated_deltanet,
     gmlp,
     gru,
@@ -76,6 +78,7 @@ MIXERS = by_name(
     memory_compressed, linformer, linformer_prefix, csalr, informer, poolingformer,
     gated_deltanet, mlstm, kda,
     gru, lstm, slstm,
+    agalite, galite,
 )
 PATTERNS = by_name(
     reach.FULL, band, dilated, longformer, bp, etc, global_tokens, random, block_local, image_1d, image_2d,

@@ -70,6 +70,11 @@ PRESETS: dict[str, Preset] = {
         f"{_WINDOW}; u and v per layer",
         id="RL1",
     ),
+    "agalite": Preset(
+        {"mixer": "agalite", "residual": "gru", "attention_bias": True}, "Pramanik et al. 2024, arXiv 2310.15719",
+        "the block of GTrXL; oscillators tick from the start of the episode, there of the stream; no ReLU behind the "
+        "transform",
+    ),
     "compressive": Preset(
         {"position": "trxl", "residual": "post_ln", "memory_kind": "compressive", "losses": {"compression": 1.0}},
         "Rae et al. 2019, arXiv 1911.05507",

@@ -65,7 +65,7 @@ OF_THEIR_OWN = (
     *("mixer:performer", "mixer:fast_weight", "hopfield with a learned beta"),
     *("mixer:average", "mixer:luna", "mixer:clustered", "mixer:informer", "mixer:poolingformer", "prior:predictive"),
     *("mixer:nystrom", "mixer:gcn", "mixer:additive", "mixer:gmlp", "mixer:rfa", "mixer:linformer", "mixer per layer"),
-    *("mixer:gru", "mixer:lstm", "mixer:slstm"),
+    *("mixer:gru", "mixer:lstm", "mixer:slstm", "mixer:agalite", "mixer:galite"),
     *("selection:lsh", "selection:sac", "selection:sinkhorn", "selection:routing", "span:adaptive_dynamic"),
     *("depth:universal_act", "depth:calm", "depth:depth_adaptive", "exits one decision after the other"),
     *("head_mixing:capsule_em", "head_mixing:capsule_dynamic", "summaries of heads", "memory_kind:memorizing"),

@@ -15,6 +15,7 @@ SCORES = (
 STATES = "mixer: linear performer rfa fast_weight set_transformer luna clustered linformer_prefix average light_conv"
 STATES += " gated_deltanet mlstm kda"
 STATES += " gru lstm slstm"
+STATES += " agalite galite"
 NO_SCORES = f"{STATES} nystrom"
 SLOTS = "mixer: memory_compressed linformer"
 SLOTS += " informer poolingformer"

@@ -51,6 +51,7 @@ SOURCES = {
     "da_transformer": Facts("post_ln", scale=ROOT_DH),
     "transformer_xl": Facts("post_ln", False, False, False, "relu", ROOT_DH, BERT),  # kimiyoung/transformer-xl
     "gtrxl": Facts("gru", bias=False, activation="relu", scale=ROOT_DH),
+    "agalite": Facts("gru", False, False, True, "relu", None, "orthogonal"),  # subho406/agalite, src_pure
     "compressive": Facts(scale=ROOT_DH),
     "memorizing": Facts("pre_ln", False, True),  # google-research/meliad, decoder_stack.py
     "adaptive_span": Facts("post_ln", False, False, False, "relu", ROOT_DH, TORCH),  # facebookresearch/adaptive-span

@@ -3,6 +3,7 @@
 from tests.attention.entries import (
     cells,
     depths,
+    galites,
     heads,
     kernels,
     matrix_memories,
@@ -30,4 +31,5 @@ FAMILIES = (
     depths,
     topologies,
     cells,
+    galites,
 )

@@ -1,0 +1,78 @@
+"""AGaLiTe: the sums of GaLiTe as a few oscillators, in which values and features forget apart.
+
+Axes: B batch, T tokens, G key-value heads, K and V widths of a head, E rows of features, m = E K, R oscillators.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float
+from torch import Tensor
+
+from rltransformers.core.spec import Feature, Spec, Traits
+from rltransformers.functional.call import Tokens
+from rltransformers.functional.scan import scan
+from rltransformers.mixers.gated_products import EPS, GATES, PAPER, GatedOptions, GatedProducts, Written
+from rltransformers.mixers.interface import Dims
+
+FIRST_TICK = 2
+"""Time of the first token of an episode: the authors' clocks start at 1 and tick before they are read."""
+
+
+@dataclass(frozen=True)
+class Options(GatedOptions):
+    """Options of both, and the number of oscillators.
+
+    Attributes:
+        oscillators: R, with frequencies from -pi to pi; more of them mix up fewer tokens.
+    """
+
+    oscillators: Annotated[int, Ge(1), Le(1000)] = 8
+
+
+class AGaLiTe(GatedProducts):
+    """C as ``sum_j V_j K_j^T / 2 R``: values and features turn with oscillator j, so that unlike ticks cancel out."""
+
+    turns: Float[Tensor, "period R"]
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__(dims, options)
+        self.oscillators = options.oscillators
+        period = 2 * max(self.oscillators - 1, 1)
+        omega = torch.linspace(-torch.pi, torch.pi, self.oscillators, dtype=torch.float64)
+        turns = torch.cos(omega * torch.arange(period)[:, None]).to(torch.get_default_dtype())
+        self.register_buffer("turns", turns, persistent=False)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """V, K and s."""
+        groups, rows = self.dims.kv_heads, self.oscillators
+        shapes = {"value_sums": (groups, rows, self.dims.value_dim), "key_sums": (groups, rows, self.features)}
+        return {**shapes, **super().state_shapes()}
+
+    def weigh(
+        self, written: Written, total: Tensor, state: dict[str, Tensor], tokens: Tokens
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        turn = self.turns[(tokens.p + FIRST_TICK) % len(self.turns)].to(total.dtype)[:, :, None, :, None]
+        value, key, keep_value, keep_key = (
+            x[:, :, :, None] for x in (written.value, written.key, written.keep_value, written.keep_key)
+        )
+        values, value_sums = scan(keep_value, turn * value, state["value_sums"], tokens)
+        keys, key_sums = scan(keep_key, turn * key, state["key_sums"], tokens)
+        mixed = written.query @ keys.transpose(-1, -2) @ values / (2 * self.oscillators * total + EPS)
+        return mixed, {"value_sums": value_sums, "key_sums": key_sums}
+
+
+SPEC = Spec(
+    id="N10", name="agalite", axis="mixer", paper=PAPER,
+    summary="gated linear attention whose values and features forget apart, kept by oscillators of a few frequencies",
+    build=AGaLiTe, options=Options,
+    traits=Traits(
+        family="KERN", horizon="episode", state="G (R (E Dh + Dv) + E Dh)",
+        causal_form="oscillators tick from the start of the episode, in the authors' code from that of the stream",
+    ),
+    offers=(Feature.KEYS,),
+    formula="V_j = (1 - b) V_j + cos(w_j tau) b v, K_j = (1 - g) K_j + cos(w_j tau) g phi(k), "
+    f"s = (1 - g) s + g phi(k), o_t = relu(W_o sum_j V_j (K_j phi(q)) / (2 R s phi(q) + 1e-5)), tau = p + 2, {GATES}",
+)  # fmt: skip

@@ -1,0 +1,47 @@
+"""GaLiTe: gated linear attention whose sum of products forgets number by number.
+
+Axes: B batch, T tokens, G key-value heads, K and V widths of a head, E rows of features, m = E K.
+"""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from rltransformers.core.spec import Feature, Spec, Traits
+from rltransformers.functional.call import Tokens
+from rltransformers.functional.scan import scan
+from rltransformers.mixers.gated_products import EPS, GATES, PAPER, GatedOptions, GatedProducts, Written
+
+
+class GaLiTe(GatedProducts):
+    """``C_t = (1 - b)(1 - g)^T * C_(t-1) + (b v)(g phi(k))^T``, ``o_t = C_t phi(q) / (s_t phi(q) + eps)``.
+
+    Every number of C has a decay of its own, so a segment keeps C of all its tokens.
+    """
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """C and s."""
+        return {"sum": (self.dims.kv_heads, self.dims.value_dim, self.features), **super().state_shapes()}
+
+    def weigh(
+        self, written: Written, total: Float[Tensor, "B T G share 1"], state: dict[str, Tensor], tokens: Tokens
+    ) -> tuple[Float[Tensor, "B T G share V"], dict[str, Tensor]]:
+        """Values by query, divided by the ``total`` of their weights, and the new sums."""
+        keep = written.keep_value[..., None] * written.keep_key[..., None, :]
+        added = written.value[..., None] * written.key[..., None, :]
+        sums, after = scan(keep, added, state["sum"], tokens)
+        return written.query @ sums.transpose(-1, -2) / (total + EPS), {"sum": after}
+
+
+SPEC = Spec(
+    id="N10-exact", name="galite", axis="mixer", paper=PAPER,
+    summary="gated linear attention whose sum of products forgets number by number: a rate per feature and per channel",
+    build=GaLiTe, options=GatedOptions,
+    traits=Traits(
+        family="KERN", horizon="episode", state="G E Dh (Dv + 1)",
+        causal_form="what is left is (1 - b)(1 - g), as in the paper, in the authors' code 1 - b g; the denominator "
+        "gets 1e-5, there 1e-10",
+    ),
+    offers=(Feature.KEYS,),
+    formula="C_t = (1 - b)(1 - g)^T * C_(t-1) + (b v)(g phi(k))^T, s_t = (1 - g) s_(t-1) + g phi(k), "
+    f"o_t = relu(W_o C_t phi(q) / (s_t phi(q) + 1e-5)), {GATES}",
+)  # fmt: skip
