@@ -30,7 +30,8 @@ class Options:
     Attributes:
         expansion: inner width, as a multiple of the width of the stream.
         conv: taps of the convolution in front of queries and keys; 0 for none.
-        block: neighboring channels that queries, keys and values are made from; it divides the inner width.
+        block: neighboring channels that queries, keys and values are made from; where it does not divide the inner
+            width, the next smaller number that does.
     """
 
     expansion: Annotated[int, Ge(1), Le(100)] = 2
@@ -55,22 +56,22 @@ class MatrixLSTM(StateMixer):
     """``C_t = f_t C_(t-1) + i_t k_t v_t^T``, ``n_t`` alike with k_t alone; ``C_t^T q_t / max(|n_t . q_t|, 1)``.
 
     Raises:
-        ConfigError: heads or ``block`` do not divide the inner width.
+        ConfigError: heads do not divide the inner width.
     """
 
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         inner = options.expansion * dims.width
         self.heads, self.head_dim = dims.heads, inner // dims.heads
-        for name, part in (("heads", dims.heads), ("block", options.block)):
-            if inner % part:
-                raise ConfigError(
-                    f"mlstm needs {name} ({part}) to divide expansion * width ({options.expansion} * {dims.width} = "
-                    f"{inner}): change one of them"
-                )
+        if inner % dims.heads:
+            raise ConfigError(
+                f"mlstm needs heads ({dims.heads}) to divide expansion * width ({options.expansion} * {dims.width} = "
+                f"{inner}): change one of them"
+            )
+        block = max(size for size in range(1, options.block + 1) if inner % size == 0)
         self.up = nn.Linear(dims.width, 2 * inner, bias=False)
         self.conv = ShortConvolution(inner, options.conv, bias=True) if options.conv else None
-        self.query, self.key, self.value = (BlockDiagonal(inner, options.block) for _ in range(3))
+        self.query, self.key, self.value = (BlockDiagonal(inner, block) for _ in range(3))
         self.gates = nn.Linear(3 * inner, 2 * dims.heads)
         nn.init.zeros_(self.gates.weight)
         forget = torch.linspace(FIRST, LAST, dims.heads)

@@ -71,7 +71,7 @@ OF_THEIR_OWN = (
     *("head_mixing:capsule_em", "head_mixing:capsule_dynamic", "summaries of heads", "memory_kind:memorizing"),
     *("pattern:random", "pattern:image_2d", "position:sinusoidal_learned_base", "position:global_labels"),
     *("mixer:gated_deltanet", "Gated DeltaNet with three corrections", "mixer:mlstm", "mixer:kda"),
-    *("mLSTM without expansion or convolution", "mixer:performer"),
+    "mLSTM without expansion or convolution",
     *("position:learned", "prior:camtl", "residual:highway", "residual:gru", "residual:input", "other activations"),
     *("globals among steps", "random features with a gate", "tree among steps", "sinusoids as wide as a head"),
     *("predicted Gaussian of a fixed width among steps and sinks", "gMLP of places", "landmarks by LU"),

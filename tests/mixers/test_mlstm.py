@@ -119,8 +119,8 @@ def test_forget_gates_start_open_wider_from_head_to_head() -> None:
     assert record.metrics["layer0/kept"].item() == pytest.approx(float(expected))
 
 
-def test_heads_and_blocks_that_do_not_divide_the_inner_width_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"block \(5\) to divide expansion \* width \(2 \* 6 = 12\)"):
-        MatrixLSTM(DIMS, Options(block=5))
+def test_heads_that_do_not_divide_the_inner_width_are_refused_and_blocks_shrink_to_what_does() -> None:
     with pytest.raises(ConfigError, match=r"heads \(4\) to divide expansion \* width \(1 \* 6 = 6\)"):
         MatrixLSTM(Dims(width=6, heads=4, kv_heads=4, head_dim=1, value_dim=1, memory=1), Options(1, 0, 1))
+    blocks = {block: MatrixLSTM(DIMS, Options(block=block)).query.weight.shape for block in (4, 5, 11, 10_000)}
+    assert blocks == {4: (3, 4, 4), 5: (3, 4, 4), 11: (2, 6, 6), 10_000: (1, 12, 12)}
