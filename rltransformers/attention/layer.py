@@ -106,7 +106,7 @@ class Attention(RowMixer):
                 outputs = heads.unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
                 objective.report(objective.of_outputs(outputs), call)
             heads = chosen(heads, wanted)
-        return Mixed(self.combined(heads), state, handed)
+        return Mixed(self.combined(heads, h, wanted), state, handed)
 
     def report_inputs(self, h: Float[Tensor, "B T D"], window: Group, call: Call) -> None:
         """Report the losses of the parts, and of the values that the tokens themselves offer."""
@@ -117,12 +117,14 @@ class Attention(RowMixer):
             for objective in self.plan.objectives:
                 objective.report(objective.of_values(values), call)
 
-    def combined(self, heads: Float[Tensor, "B T HV"]) -> Float[Tensor, "B T D"]:
-        """The outputs of the heads as the output of the layer."""
+    def combined(
+        self, heads: Float[Tensor, "B t HV"], h: Float[Tensor, "B T D"] | None = None, wanted: slice = EVERY
+    ) -> Float[Tensor, "B t D"]:
+        """The outputs of the heads of the ``wanted`` tokens as the output of the layer with inputs ``h``."""
         output = self.output
         if isinstance(output, nn.Linear):  # without the call of a module, which shows in a step of acting
             return F.linear(heads, output.weight, output.bias)
-        out: Tensor = output(heads)
+        out: Tensor = output(heads, chosen(h, wanted)) if output.reads_inputs and h is not None else output(heads)
         return out
 
     def heads(

@@ -347,7 +347,13 @@ class HeadOptions:
 
 
 class Combine(nn.Module):
-    """How the outputs of heads, side by side, become the output of the layer in place of a projection."""
+    """How the outputs of heads, side by side, become the output of the layer in place of a projection.
+
+    Attributes:
+        reads_inputs: whether ``forward`` takes the normalized inputs [B, T, D] of the same tokens, too.
+    """
+
+    reads_inputs = False
 
     def forward(self, heads: Float[Tensor, "B T X"]) -> Float[Tensor, "B T D"]:
         """Token by token."""

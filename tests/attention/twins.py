@@ -526,12 +526,14 @@ class HeadMixing:
 
     Attributes:
         meeting: how queries meet keys, unless the mixer says it.
+        gate: the outputs of the heads of a token with this input, as they are joined.
         join: the output of the layer from those of the heads.
     """
 
     before: Callable[[Reader, list[Any]], list[Any]] = separate
     after: Callable[[Reader, list[Any]], list[Any]] = separate
     meeting: Meeting = PRODUCTS
+    gate: Callable[[Reader, Tensor, Rows], Rows] = lambda reader, row, outputs: outputs
     join: Callable[[Reader, Rows], Tensor] = projected
 
 
@@ -738,7 +740,7 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
                 logits |= {(t, head, key): weight for weight, key in zip(row, seen[head], strict=True)}
             past = [pairs[head] for pairs in stored[: t + 1]]
             outputs.append(memory.recall(reader, head, asked[head], past, counted[head], total))
-        mixed.append(mixing.join(reader, outputs))
+        mixed.append(mixing.join(reader, mixing.gate(reader, query_row, outputs)))
     state = memory.rows(reader, tokens, prepared) | memory.state_of_slots(reader, slots, len(tokens))
     return mixed, state | prior.kept(reader, below, len(tokens)), logits
 

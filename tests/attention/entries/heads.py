@@ -110,6 +110,38 @@ def by_em(reader: Reader, outputs: Rows) -> Tensor:
     return torch.cat(capsules)
 
 
+# Gates
+
+
+def gates(reader: Reader, row: Tensor, outputs: Rows) -> Rows:
+    """Qiu et al. 2025, equation 5, head by head and channel by channel."""
+    weight, bias = reader["mixing.mixer.output.gate.weight"], reader.get("mixing.mixer.output.gate.bias")
+    own = weight @ row if bias is None else weight @ row + bias
+    of_heads = own.view(len(outputs), -1)
+    return [
+        torch.stack([x * sigmoid(gate[i % len(gate)]) for i, x in enumerate(o)])
+        for o, gate in zip(outputs, of_heads, strict=True)
+    ]
+
+
+def behind_gates(reader: Reader, outputs: Rows) -> Tensor:
+    """The projection of heads side by side."""
+    out, bias = (
+        reader["mixing.mixer.output.project.weight"] @ torch.cat(outputs),
+        reader.get("mixing.mixer.output.project.bias"),
+    )
+    return out if bias is None else out + bias
+
+
+def half_open(special: Backbone, plain: Backbone) -> None:
+    """Gates that look at nothing are half open: a projection twice as large makes up for them."""
+    for index in range(len(special.layers)):
+        output = special.get_submodule(f"layers.{index}.mixing.mixer.output")
+        output.get_parameter("gate.weight").data.zero_()
+        project = plain.get_parameter(f"layers.{index}.mixing.mixer.output.weight").data
+        output.get_parameter("project.weight").data.copy_(2 * project)
+
+
 ROWS: dict[tuple[str, str], Row] = {
     # Equals CollaborativeAttention of epfml/collaborative-attention, 5b05408, without its biases to 9e-17.
     ("head_mixing", "collaborative"): Row(
@@ -140,8 +172,21 @@ ROWS: dict[tuple[str, str], Row] = {
             f"{HEADS}test_the_shares_of_a_head_in_capsules_sum_to_one",
         ),
     ),
+    ("head_mixing", "gated"): Row(
+        twin=HeadMixing(gate=gates, join=behind_gates),
+        limits=(Limit({"head_mixing": "gated"}, {}, half_open),),
+    ),
 }
 VARIANTS: dict[str, Row] = {
+    "gates of heads with biases": Row(
+        {
+            "head_mixing": {"name": "gated", "by": "head"},
+            "value_dim": 4,
+            "kv_heads": 1,
+            "position": "rope",
+            "attention_bias": True,
+        }
+    ),
     "collaborative heads that start apart": Row(
         {
             "head_mixing": {"name": "collaborative", "width": 7, "initial": "normal"},
