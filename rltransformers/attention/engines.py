@@ -104,7 +104,10 @@ def dense(
     logits = logits.masked_fill(~columns.visible, torch.finfo(logits.dtype).min)
     for part in plan.on_masked_logits:
         logits = part.masked_logits(logits, view)
+    sink, keys = plan.score.sink, logits.shape[-1]
+    logits = logits if sink is None else with_sink(logits, sink)
     weights = logits.softmax(-1)
+    weights = weights if sink is None else weights[..., :keys]
     if plan.chooser is not None:  # which may have found no key: the query reads nothing then
         weights = weights.masked_fill(~columns.visible, 0.0)
     for part in plan.on_weights:
@@ -119,6 +122,11 @@ def dense(
     if plan.store is not None and plan.store.weighs:
         out = torch.cat([out, logits.logsumexp(-1, keepdim=True).to(out.dtype)], -1)
     return out, handed, weights
+
+
+def with_sink(logits: Float[Tensor, "B H T S"], sink: Float[Tensor, " H"]) -> Float[Tensor, "B H T s"]:
+    """Logits of all keys and, behind them, those of the heads' sinks."""
+    return torch.cat([logits, sink.to(logits.dtype)[:, None, None].expand(*logits.shape[:3], 1)], -1)
 
 
 def unmasked_logits(
@@ -229,8 +237,9 @@ def fused(
     scores: Float[Tensor, "..."] | None,
     columns: Columns,
     rate: float,
+    sink: Float[Tensor, " H"] | None = None,
 ) -> Float[Tensor, "B H T V"]:
-    """The kernel of PyTorch; scores by distance become a bias of every query and key.
+    """The kernel of PyTorch; scores by distance become a bias of every query and key, a sink one more key of value 0.
 
     Where heads share keys (G < H, one token only), they stand side by side as the tokens of G heads: every key is read
     once.
@@ -239,6 +248,9 @@ def fused(
     if scores is not None:
         bias = columns.spread(scores) + bias
     (batch, heads, time), groups = query.shape[:3], k.shape[1]
+    if sink is not None:
+        bias = with_sink(bias.expand(batch, heads, time, -1), sink)
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     if groups != heads:
         query = query.reshape(batch, groups, heads // groups, -1)
         bias = bias if bias.shape[1] == 1 else bias.reshape(bias.shape[0], groups, heads // groups, -1)

@@ -173,7 +173,7 @@ class Attention(RowMixer):
         rate = plan.dropout if self.training else 0.0
         if engine is engines.banded:
             return engines.banded(content, k, v, scores, columns.mask, rate), None
-        return engines.fused(content, k, v, scores, columns, rate), None
+        return engines.fused(content, k, v, scores, columns, rate, self.score.sink), None
 
     def engine(
         self, q: Tensor, past: Past, scores: Tensor | None, columns: Columns, call: Call
@@ -187,6 +187,8 @@ class Attention(RowMixer):
         learns = torch.is_grad_enabled() and q.requires_grad
         if not drops and (scores is None or (time <= FEW_QUERIES and not learns)):
             return engines.fused
+        if self.score.sink is not None:
+            return None
         fits = columns.contiguous and len(columns.listed) <= columns.mask.shape[-1] - time + 1
         return engines.banded if scores is None or fits else None
 

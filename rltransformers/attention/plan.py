@@ -57,7 +57,7 @@ class Plan:
         position, parts = self.position, (self.score, self.head_mixing, self.prior, self.selection, self.span)
         self.parts: tuple[Part, ...] = parts  # in the order in which they act at one stage
         self.on_queries = [part for part in parts if part.scores_queries]
-        self.on_logits = [part for part in (self.head_mixing, self.prior) if Stage.LOGITS in part.stages]
+        self.on_logits = [part for part in (self.score, self.head_mixing, self.prior) if Stage.LOGITS in part.stages]
         self.on_masked_logits = [part for part in parts if Stage.MASKED_LOGITS in part.stages]
         self.on_weights = [part for part in parts if Stage.WEIGHTS in part.stages]
         self.on_mixed_weights = [part for part in parts if Stage.MIXED_WEIGHTS in part.stages]
@@ -74,7 +74,7 @@ class Plan:
             or (self.store is not None and self.store.weighs)
             or self.prior.takes_weights
         )
-        own = self.chooser is not None or self.store is not None or bool(self.on_queries)
+        own = self.chooser is not None or self.store is not None or bool(self.on_queries) or self.score.sink is not None
         self.ordered = self.explicit or self.scores_distances or self.turns or self.pattern.sinks > 0 or own
 
     def lost_under(self, score: Score) -> set[Feature]:

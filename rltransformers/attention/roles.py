@@ -5,9 +5,9 @@ Axes: B batch, H heads, G key-value heads, T tokens, N keys of a group, S keys o
     numbers that the projection makes of a layer input.
 
 The order inside one layer: scores of content, multiplied by distance (positions), plus those by distance (positions,
-priors), for all queries alike or for each; changes of the unmasked logits (talking heads, then the logits of the layer
-below); the mask of pattern and episode; changes of the masked logits (selections); softmax; changes of the weights
-(spans, talking heads); dropout; values.
+priors), for all queries alike or for each; changes of the unmasked logits (a cap of the score, talking heads, then the
+logits of the layer below); the mask of pattern and episode; changes of the masked logits (selections); softmax, with a
+sink in its sum; changes of the weights (spans, talking heads); dropout; values.
 """
 
 from collections.abc import Callable
@@ -235,6 +235,7 @@ class Score(Part):
         projected: all of its outputs.
         query_width, key_width: Q and E.
         plain: whether the content of logits is scaled products alone, which need not be explicit.
+        sink: logit of every head that counts in the sum of its softmax and reads nothing, or None.
     """
 
     plain = True
@@ -242,6 +243,7 @@ class Score(Part):
     def __init__(self, dims: Dims) -> None:
         super().__init__()
         self.dims = dims
+        self.sink: nn.Parameter | None = None
         self.own = self.query_width = dims.heads * dims.head_dim
         self.key_width = dims.kv_heads * (dims.head_dim + dims.value_dim)
 

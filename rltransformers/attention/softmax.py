@@ -9,10 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rltransformers.attention.extras import Extras, Options
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import block_of
+from rltransformers.attention.roles import Stage
 from rltransformers.attention.store import Store
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional import windows
 from rltransformers.functional.call import EVERY, Call, chosen
@@ -73,18 +76,41 @@ def newest(store: Group, horizon: int, tokens_per_step: int, call: Call) -> Grou
     return Group(rows.index_select(1, (place.newest - age) % rows.shape[1]), Ring(age, last))
 
 
-def build(dims: Dims, plan: Plan, options: object = None) -> Attention:
-    """Build softmax attention, with the store of the plan where it has one."""
+OFF = Options()
+
+
+def build(dims: Dims, plan: Plan, options: Options = OFF) -> Attention:
+    """Build softmax attention, with the store of the plan where it has one; ConfigError for options without effect."""
+    if options != OFF:
+        if options.qk_norm and plan.score.own != plan.score.query_width:
+            raise ConfigError(
+                "mixer 'softmax' with qk_norm has gains of queries and of keys, and selection 'lsh' makes both by one "
+                "projection; leave qk_norm out or set selection to 'none'"
+            )
+        if options.sink_logit and Stage.WEIGHTS in plan.span.stages:
+            raise ConfigError(
+                "mixer 'softmax' with sink_logit has weights that sum to less than 1, and learned spans normalize them "
+                "again; leave sink_logit out or set span to 'full'"
+            )
+        plan = replace(plan, score=Extras(plan.score, options))
     return Attention(dims, plan) if plan.store is None else Memorizing(dims, plan)
 
 
 SPEC = Spec(
-    id="S0", name="softmax", axis="mixer", paper="Vaswani et al. 2017, arXiv 1706.03762, equation 1",
-    summary="Scaled dot products, normalized by a softmax over the window.", build=build,
-    traits=Traits(family="EXPL", state="memory D (training), memory kv_heads (Dh + Dv) more (acting)", time="T"),
+    id="S0", name="softmax", axis="mixer",
+    paper="Vaswani et al. 2017, arXiv 1706.03762, equation 1; qk_norm: Dehghani et al. 2023, arXiv 2302.05442; "
+    "softcap: Gemma Team 2024, arXiv 2408.00118; sink_logit: OpenAI 2025, arXiv 2508.10925",
+    summary="Scaled dot products, normalized by a softmax over the window.", build=build, options=Options,
+    traits=Traits(
+        family="EXPL",
+        state="memory D (training), memory kv_heads (Dh + Dv) more (acting)",
+        causal_form="qk_norm divides by root mean squares, there LayerNorm, in front of what positions do to queries "
+        "and keys",
+    ),
     offers=(
         *(Feature.SCORES, Feature.LOGITS, Feature.PRODUCTS, Feature.CHANNELS, Feature.OUTPUTS, Feature.COMMON_KEYS),
         *(Feature.PATTERNS, Feature.ROWS, Feature.SLOTS, Feature.KEYS, Feature.RETRIEVAL),
     ),
-    formula="o_t = sum_s softmax_s(q_t k_s / sqrt(Dh)) v_s",
+    formula="o_t = sum_s softmax_s(q_t k_s / sqrt(Dh)) v_s; with options q <- RMSNorm(q), "
+    "k <- RMSNorm(k); logits l <- c tanh(l / c); exp(b_h) more in the denominator",
 )  # fmt: skip

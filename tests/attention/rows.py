@@ -159,7 +159,14 @@ ROWS: dict[tuple[str, str], Row] = {
         bfloat16=0.4,
         why="rounding changes which of two nearly equal centroids is the nearest",
     ),
-    ("mixer", "softmax"): Row(twin=twins.attention, limits=(f"{PARTS}test_softmax_attention_equals_the_one_of_torch",)),
+    ("mixer", "softmax"): Row(
+        twin=twins.attention,
+        limits=(
+            f"{PARTS}test_softmax_attention_equals_the_one_of_torch",
+            Limit({"mixer": {"name": "softmax", "softcap": 1e6}}, {}, tolerance=1e-9),
+            Limit({"mixer": {"name": "softmax", "sink_logit": True}}, {}, fill("score.sink", -1e3)),
+        ),
+    ),
     ("mixer", "linear"): Row(
         twin=twins.other_mixer(mixer_twins.linear_twin),
         config=GROUPED,

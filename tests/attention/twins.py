@@ -365,8 +365,21 @@ def layer_inputs(reader: Reader, tokens: Rows, prepared: Rows) -> dict[str, Tens
     return {"hidden": torch.stack(tokens), "sinks": torch.stack(tokens)}
 
 
+def normal(reader: Reader, name: str, row: Tensor) -> Tensor:
+    """A query or a key of one head, with RMS normalization where the score has gains."""
+    gain = reader.get(f"mixing.mixer.score.{name}_gain")
+    return row if gain is None else row / torch.sqrt((row @ row) / len(row) + 1e-5) * gain
+
+
 def layer_keys(reader: Reader, tokens: Rows, prepared: Rows) -> dict[str, Tensor]:
     """Keys and values."""
+    if reader.get("mixing.mixer.score.key_gain") is not None:
+        groups = reader.config.kv_heads or reader.heads
+        split = [
+            reader.key_value_of(row).split([groups * reader.head_dim, groups * reader.value_dim]) for row in prepared
+        ]
+        keys = [torch.cat([*(normal(reader, "key", each) for each in k.view(groups, -1)), v]) for k, v in split]
+        return {"keys": torch.stack(keys), "sink_keys": torch.stack(keys)}
     shared = reader.twin("selection").meeting is not None  # queries are a part of the keys
     every = slice(None)
     keys = torch.stack([reader.projected_by(every, row) if shared else reader.key_value_of(row) for row in prepared])
@@ -648,6 +661,7 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
     selection: Selection = reader.twin("selection")
     meeting = meeting or selection.meeting or mixing.meeting
     span = reader.twin("span")
+    cap, sink = getattr(reader.options("mixer"), "softcap", None), reader.get("mixing.mixer.score.sink")
     inside = (content, unchanged, None)
     at_score = [each for each in reader.positions() if (each[0].score, each[0].source, each[0].beside) != inside]
     position, options = at_score[0] if at_score else (Position(), None)
@@ -664,7 +678,7 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
             meeting.keys(reader, position.source(reader, options, row, p)), meeting.keys(reader, row), strict=True
         )
         return [
-            (memory.key(reader, with_channels(k, "key", head * groups // heads, p)), v)
+            (memory.key(reader, with_channels(normal(reader, "key", k), "key", head * groups // heads, p)), v)
             for head, ((k, _), (_, v)) in enumerate(both)
         ]
 
@@ -679,7 +693,7 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
     pattern = windows_of(reader)[0]
     for t, query_row in enumerate(prepared):
         made = meeting.queries(reader, position.source(reader, options, query_row, t))
-        wide = [with_channels(row, "query", head, t) for head, row in enumerate(made)]
+        wide = [with_channels(normal(reader, "query", row), "query", head, t) for head, row in enumerate(made)]
         asked = [memory.query(reader, head, row) for head, row in enumerate(wide)]
         q = [selection.prepare(row) for row in asked]
         seen = [
@@ -711,6 +725,8 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
                 own[head] = [
                     logit + prior.at(reader, head, q[head], t, d) for logit, (_, d) in zip(own[head], keys, strict=True)
                 ]
+            if cap is not None:
+                own[head] = [cap * torch.tanh(logit / cap) for logit in own[head]]
         weights: list[Any] = []
         counted: list[Rows] = []
         for head, row in enumerate(mixing.before(reader, own)):
@@ -729,7 +745,8 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
                 added = selection.added(reader, head, q[head], own_keys)
                 row, found = [x + added.get(i, 0.0) for i, x in enumerate(row)], sorted(added)
             counted.append([row[i] for i in found])
-            shares = softmax([x if i in found else x.detach() * 0 - math.inf for i, x in enumerate(row)])
+            shares = [x if i in found else x.detach() * 0 - math.inf for i, x in enumerate(row)]
+            shares = softmax(shares) if sink is None else softmax([*shares, sink[head]])[:-1]
             weights.append(span(reader, head, query_row, shares, [d for _, _, d in seen[head]]))
         outputs = []
         for head, row in enumerate(mixing.after(reader, weights)):

@@ -101,6 +101,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"head_mixing": "talking", "selection": "topk"},
         "a selection of keys per head .*: heads that are mixed need one mask",
     ),
+    (
+        {"mixer": {"name": "softmax", "qk_norm": True}, "selection": "lsh"},
+        "selection 'lsh' makes both by one projection; leave qk_norm out or set selection to 'none'",
+    ),
+    (
+        {"mixer": {"name": "softmax", "sink_logit": True}, "span": ADAPTIVE},
+        "learned spans normalize them again; leave sink_logit out or set span to 'full'",
+    ),
     ({"memory_kind": COMPRESSIVE, "pattern": BAND}, "itself decides which tokens are visible; set pattern to 'full'"),
     ({"memory_kind": COMPRESSIVE, "tokens_per_step": 2}, "cut through a step; set tokens_per_step to 1"),
     (

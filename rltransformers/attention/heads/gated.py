@@ -33,7 +33,8 @@ class GatedHeads(Combine):
         self.gate = dims.projection(dims.width, dims.heads * (dims.value_dim if options.by == "channel" else 1))
         self.project = dims.projection(dims.heads * dims.value_dim, dims.width)
 
-    def forward(self, heads: Float[Tensor, "B T X"], h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(self, heads: Float[Tensor, "B T X"], h: Float[Tensor, "B T D"] | None = None) -> Float[Tensor, "B T D"]:
+        assert h is not None
         gate = F.linear(h, self.gate.weight, self.gate.bias).sigmoid().unflatten(-1, (self.shape[0], -1))
         open_heads = (heads.unflatten(-1, self.shape) * gate).flatten(-2)
         return F.linear(open_heads, self.project.weight, self.project.bias)

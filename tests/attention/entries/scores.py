@@ -302,6 +302,34 @@ ROWS: dict[tuple[str, str], Row] = {
     ),
 }
 VARIANTS: dict[str, Row] = {
+    "softmax of normalized queries and keys with a sink": Row(
+        {
+            "mixer": {"name": "softmax", "qk_norm": True, "sink_logit": True},
+            "position": "rope",
+            "kv_heads": 1,
+            "head_dim": 4,
+            "value_dim": 3,
+            "memory_kind": "cache",
+        }
+    ),
+    "softmax with every option among scores by distance, sinks and talking heads": Row(
+        {
+            "mixer": {"name": "softmax", "qk_norm": True, "softcap": 1.5, "sink_logit": True},
+            "pattern": {"name": "longformer", "window": 3, "sinks": 2},
+            "head_mixing": "talking",
+        }
+    ),
+    "softmax with a sink beside scores by distance": Row(
+        {"mixer": {"name": "softmax", "sink_logit": True}, "memory": 2, "tokens_per_step": 3}
+    ),
+    "softmax with a cap among compressed rows": Row(
+        {
+            "mixer": {"name": "softmax", "softcap": 0.8, "qk_norm": True},
+            "memory": 3,
+            "memory_kind": {"name": "compressive", "slots": 2, "rate": 2},
+            "attention_bias": True,
+        }
+    ),
     "additive with biases and slots": Row(
         {
             "mixer": {"name": "additive", "slope": 0.5},
