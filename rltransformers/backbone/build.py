@@ -19,6 +19,7 @@ from rltransformers.attention.scores.interface import ValuesOnly
 from rltransformers.backbone.axes import AXES
 from rltransformers.backbone.rules import setting_features, title, without
 from rltransformers.blocks.layer import Layer, Sublayer
+from rltransformers.blocks.residual import NORMS
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Choice, Feature
 from rltransformers.memory.interface import Form, MemoryOptions
@@ -194,6 +195,10 @@ def build_layer(config: BackboneConfig, layer: int, position: Position) -> Layer
         signal = signals[0].build(inside(config, dims)) if signals else None
     cross = config.choices.topology.build(dims, config.dropout)
     join_cross = None if cross is None else residual.build(config.width)
+    if config.norm != "layer":
+        for join in (join_mixing, join_ff, join_cross):
+            if join is not None:
+                join.norm = NORMS[config.norm](config.width)
     rest = config.dropout, config.ff_chunks, signal, layer + 1, cross, join_cross
     return Layer(mixing, ff, join_mixing, join_ff, *rest)
 

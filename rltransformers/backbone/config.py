@@ -17,6 +17,7 @@ from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.ranges import DropoutRate, annotations, check
 from rltransformers.core.spec import WEIGHT, Choice, Feature, Size, is_list
 
+NormName = Literal["layer", "rms"]
 ComputeType = Literal["float32", "bfloat16"]
 
 
@@ -44,8 +45,10 @@ class BackboneConfig:
         prior, head_mixing, depth, residual, ff, topology: one choice.
         ff_width: hidden width of the position-wise transform; default 4 width.
         ff_chunks: slices of the tokens that the position-wise transform takes one after the other, to use less memory.
-        input_norm: LayerNorm before the first layer.
-        final_norm: LayerNorm after the last layer.
+        norm: of every join and around the layers: LayerNorm, or "rms", which has no mean and no shift (Zhang & Sennrich
+            2019, arXiv 1910.07467).
+        input_norm: a norm before the first layer.
+        final_norm: a norm after the last layer.
         dropout: rate of dropout on embeddings, attention weights and submodule outputs.
         checkpoint: keep the inputs of the layers alone for the backward pass and compute the rest again.
         compute_dtype: "bfloat16" multiplies the matrices of segments in bfloat16, and takes the softmax so where one
@@ -81,6 +84,7 @@ class BackboneConfig:
     topology: Any = "decoder"
     ff_width: Size | None = None
     ff_chunks: Size = 1
+    norm: NormName = "layer"
     input_norm: bool = False
     final_norm: bool = False
     dropout: DropoutRate = 0.0

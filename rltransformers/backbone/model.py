@@ -15,7 +15,7 @@ from rltransformers.backbone.depth import Depth
 from rltransformers.backbone.losses import ExitOptions
 from rltransformers.backbone.state import State, part_of, prefixed
 from rltransformers.blocks.layer import Layer
-from rltransformers.blocks.residual import normalized
+from rltransformers.blocks.residual import NORMS, normalized
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import suggesting
 from rltransformers.core.record import Probe, Record
@@ -56,8 +56,9 @@ class Backbone(nn.Module):
         count = 1 if self.universal else self.config.layers
         self.layers = nn.ModuleList(build_layers(self.config, range(count), at_score[:count]))
         layers = [self.layer(index) for index in range(self.config.layers)]
-        self.input_norm = nn.LayerNorm(self.width) if self.config.input_norm else None
-        self.final_norm = nn.LayerNorm(self.width) if self.config.final_norm else None
+        norm = NORMS[self.config.norm]
+        self.input_norm = norm(self.width) if self.config.input_norm else None
+        self.final_norm = norm(self.width) if self.config.final_norm else None
         self.state_forms = {form.value: self.state_shapes(form) for form in Form}
         self.training_shapes = [layer.shapes(Form.TRAINING) for layer in layers]
         self.tasks, self.reads_context = self.config.tasks, self.config.reads_context

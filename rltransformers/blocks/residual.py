@@ -6,7 +6,7 @@ stream and the openness in [0, 1], the share of y that passes. A positive bias c
 stack begins close to the identity.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -98,8 +98,15 @@ class SigTanhGate(Gate):
         return x + openness * torch.tanh(value), openness
 
 
-def normalized(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
+Norm = nn.LayerNorm | nn.RMSNorm
+NORMS: Mapping[str, Callable[[int], Norm]] = {"layer": nn.LayerNorm, "rms": partial(nn.RMSNorm, eps=1e-5)}
+"""Norms of joins, and around the layers, by their names in a config."""
+
+
+def normalized(norm: Norm | None, x: Tensor) -> Tensor:
     """``norm(x)`` without the call of a module, which shows in a step of acting; x where there is no norm."""
+    if isinstance(norm, nn.RMSNorm):
+        return torch.rms_norm(x.to(norm.weight.dtype), norm.normalized_shape, norm.weight, norm.eps)
     return x if norm is None else torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
@@ -112,7 +119,7 @@ class Residual(nn.Module):
 
     def __init__(self, width: int, reordered: bool) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
+        self.norm: Norm = nn.LayerNorm(width)
         self.reordered = reordered
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -123,6 +130,8 @@ class Residual(nn.Module):
         norm = self.norm
         if not self.reordered:
             return x
+        if isinstance(norm, nn.RMSNorm):
+            return F.rms_norm(x, norm.normalized_shape, norm.weight.detach(), norm.eps)
         return F.layer_norm(x, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
 
     def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
@@ -273,6 +282,12 @@ RESIDUALS = {
                 Refusal(Feature.LOSSES, "its forward pass is not stored, so no gradient would reach them"),
                 Refusal(Feature.RECOMPUTED, "its layers are rebuilt from their outputs already"),
             ),
+        ),
+        Spec(
+            "R6", "rms", "residual", "Zhang & Sennrich 2019, arXiv 1910.07467",
+            "RMSNorm in place of LayerNorm everywhere: no mean is taken off, and nothing is added.",
+            settings="norm: rms", example={"norm": "rms"}, traits=N_A,
+            formula="RMSNorm(x) = x / sqrt(mean(x^2) + 1e-5) * g",
         ),
         Spec(
             "R5", "checkpoint", "residual",

@@ -66,8 +66,9 @@ _WORDS = {
     "backbone.pattern": "window attention attention_window window_size sliding_window attention_type attn sparsity",
     "backbone.position": "relative positional_encoding position_encoding pos_encoding pos_emb pos_embed positions "
     "positional_embedding position_embedding position_embedding_type relative_position rope rotary",
-    "backbone.residual": "gate gates gating gated gru_gate gate_type init_gru_gate_bias norm layer_norm norm_first "
+    "backbone.residual": "gate gates gating gated gru_gate gate_type init_gru_gate_bias layer_norm norm_first "
     "pre_norm prenorm post_norm layer_norm_type",
+    "backbone.norm": "norm_type norm_layer rms_norm rmsnorm use_rms_norm",
     "backbone.ff": "activation activation_fn activation_function hidden_act act_fn mlp feedforward feed_forward",
     "backbone.ff_width": "d_ff dim_feedforward n_inner intermediate_size ffn_dim d_inner position_wise_mlp_dim mlp_dim",
     "backbone.dropout": "dropout_rate attn_pdrop resid_pdrop embd_pdrop attention_dropout hidden_dropout_prob drop",

@@ -15,6 +15,7 @@ from tests.attention.twins import (
     elements_by_token,
     layer_norm,
     nothing,
+    rms_norm,
 )
 
 
@@ -77,6 +78,8 @@ class Walk:
 
     def norm(self, name: str, rows: Rows) -> Rows:
         """A norm around the layers."""
+        if self.reader(0).config.norm == "rms":
+            return [rms_norm(row, self.reader(0).tensors[f"{name}.weight"]) for row in rows]
         weight, bias = (self.reader(0).tensors[f"{name}.{each}"] for each in ("weight", "bias"))
         return [layer_norm(row, weight, bias) for row in rows]
 

@@ -476,6 +476,10 @@ VARIANTS: dict[str, Row] = {
     ),
     "convolution padded with zeros": Row({**KERNEL, "mixer": {"name": "light_conv", "taps": 4, "pad": "zero"}}),
     "memoryless": Row({"memory": 0}),
+    "RMS norms behind gates": Row({"norm": "rms", "residual": {"name": "gru", "bias": 0.0, "reordered": False}}),
+    "RMS norms of compressed rows": Row(
+        {"norm": "rms", "memory": 3, "memory_kind": {"name": "compressive", "slots": 2, "rate": 2}}
+    ),
     "GRU gates behind the norm": Row({"residual": {"name": "gru", "bias": 0.0, "reordered": False}, "layers": 3}),
     "input gates behind the norm": Row({"residual": {"name": "input", "reordered": False}}),
     "biases": Row({"attention_bias": True, "kv_heads": 1, "value_dim": 4}),

@@ -378,8 +378,8 @@ def layer_keys(reader: Reader, tokens: Rows, prepared: Rows) -> dict[str, Tensor
         split = [
             reader.key_value_of(row).split([groups * reader.head_dim, groups * reader.value_dim]) for row in prepared
         ]
-        keys = [torch.cat([*(normal(reader, "key", each) for each in k.view(groups, -1)), v]) for k, v in split]
-        return {"keys": torch.stack(keys), "sink_keys": torch.stack(keys)}
+        rows = [torch.cat([*(normal(reader, "key", each) for each in k.view(groups, -1)), v]) for k, v in split]
+        return {"keys": torch.stack(rows), "sink_keys": torch.stack(rows)}
     shared = reader.twin("selection").meeting is not None  # queries are a part of the keys
     every = slice(None)
     keys = torch.stack([reader.projected_by(every, row) if shared else reader.key_value_of(row) for row in prepared])
@@ -450,6 +450,8 @@ class Prior:
     Attributes:
         shift: by distance.
         at: by query, its place and distance.
+        over: by the inputs of all tokens, for a head, the place of a query and the distance.
+        kept_over: what a layer keeps of these inputs for later tokens.
         around: the logit of a token, head and key from its own and those of the layer below.
         kept: what a layer keeps of the logits below for later tokens.
         hands_weights: whether the layer above gets the weights of a layer in place of its logits.
@@ -458,6 +460,8 @@ class Prior:
 
     shift: Callable[[Reader, int, int], Tensor] | None = None
     at: Callable[[Reader, int, Tensor, int, int], Tensor] | None = None
+    over: Callable[[Reader, Rows, int, int, int], Tensor] | None = None
+    kept_over: Callable[[Reader, Rows], dict[str, Tensor]] = lambda reader, prepared: {}
     hands_weights: bool = False
     around: Callable[[Reader, Tensor, Logits, int, int, Key], Tensor] | None = None
     kept: Callable[[Reader, Logits, int], dict[str, Tensor]] = lambda reader, below, count: {}
@@ -725,6 +729,9 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
                 own[head] = [
                     logit + prior.at(reader, head, q[head], t, d) for logit, (_, d) in zip(own[head], keys, strict=True)
                 ]
+            if prior.over is not None:
+                losses = [prior.over(reader, prepared, head, t, d) for _, d in keys]
+                own[head] = [logit + loss for logit, loss in zip(own[head], losses, strict=True)]
             if cap is not None:
                 own[head] = [cap * torch.tanh(logit / cap) for logit in own[head]]
         weights: list[Any] = []
@@ -759,7 +766,7 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
             outputs.append(memory.recall(reader, head, asked[head], past, counted[head], total))
         mixed.append(mixing.join(reader, mixing.gate(reader, query_row, outputs)))
     state = memory.rows(reader, tokens, prepared) | memory.state_of_slots(reader, slots, len(tokens))
-    return mixed, state | prior.kept(reader, below, len(tokens)), logits
+    return mixed, state | prior.kept(reader, below, len(tokens)) | prior.kept_over(reader, prepared), logits
 
 
 def softmax(logits: Rows) -> Rows:
@@ -791,8 +798,15 @@ def layer_norm(row: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (row - mean) / torch.sqrt(variance + 1e-5) * weight + bias
 
 
+def rms_norm(row: Tensor, weight: Tensor) -> Tensor:
+    """Zhang & Sennrich 2019, equation 4."""
+    return row / torch.sqrt(row.square().sum() / len(row) + 1e-5) * weight
+
+
 def norm(reader: Reader, join: str, row: Tensor) -> Tensor:
     """The norm of one join."""
+    if reader.config.norm == "rms":
+        return rms_norm(row, reader[f"{join}.norm.weight"])
     return layer_norm(row, reader[f"{join}.norm.weight"], reader[f"{join}.norm.bias"])
 
 

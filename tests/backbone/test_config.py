@@ -135,6 +135,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "pattern lists 3 choices for layers to take in turn, but layers is 2; set layers to at least 3 or shorten",
     ),
     ({"layers": 1, "mixer": ["softmax", "softmax"]}, "mixer lists 2 choices .* but layers is 1"),
+    ({"norm": "batch"}, "backbone.norm must be one of 'layer', 'rms'"),
     ({"compute_dtype": "float16"}, "backbone.compute_dtype must be one of 'float32', 'bfloat16'"),
     ({"depth": "universal", "pattern": ["full", BAND]}, "only one layer, which cannot change between its applications"),
     ({"prior": "realformer", "depth": "universal_act"}, "a halted token takes no step"),
@@ -280,6 +281,7 @@ EVERY_FIELD: dict[str, Any] = {
 
 LATER_FIELDS = {
     "attention_bias": False, "ff_chunks": 1, "checkpoint": False, "compute_dtype": "float32", "topology": "decoder",
+    "norm": "layer",
 }  # fmt: skip
 
 

@@ -319,6 +319,7 @@ def test_the_fields_are_those_below() -> None:
         "dropout",
         "losses",
         "compute_dtype",
+        "norm",
     }
 
 

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from rltransformers.blocks.feedforward import FEED_FORWARDS, GatedOptions, build_glu
-from rltransformers.blocks.residual import Gate, GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
+from rltransformers.blocks.residual import (
+    NORMS,
+    Gate,
+    GRUGate,
+    HighwayGate,
+    InputGate,
+    OutputGate,
+    SigTanhGate,
+    normalized,
+)
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.record import Record
 from rltransformers.core.spec import Choice
@@ -307,3 +316,18 @@ def test_one_layer_has_nothing_to_learn_about_leaving(depth: Any) -> None:
     record = Record()
     backbone(torch.randn(2, 4, 8), record=record)
     assert all(bool(value.isfinite().all()) for value in record.losses.values())
+
+
+def test_rms_norm_of_rows_without_a_mean_is_layer_norm() -> None:
+    x = torch.randn(3, 7, 16)
+    rms, layer = (NORMS[name](16) for name in ("rms", "layer"))
+    centered = x - x.mean(-1, keepdim=True)
+    torch.testing.assert_close(normalized(rms, centered), normalized(layer, centered))
+    torch.testing.assert_close(normalized(rms, centered), rms(centered))
+    assert (normalized(rms, x + 1) - normalized(layer, x + 1)).abs().max() > 0.1
+
+
+def test_norms_of_a_config_are_those_of_every_join_and_around_the_layers() -> None:
+    backbone = Backbone(config_of({"norm": "rms", "input_norm": True, "final_norm": True, "residual": "gru"}))
+    names = [name for name, _ in backbone.named_parameters() if "norm" in name]
+    assert len(names) == 6 and all(name.endswith("norm.weight") for name in names)

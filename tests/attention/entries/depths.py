@@ -128,6 +128,11 @@ ROWS: dict[tuple[str, str], Row] = {
             f"{COMPUTE}test_a_transform_in_chunks_keeps_the_hidden_units_of_none",
         ),
     ),
+    ("residual", "rms"): Row(
+        twin=twins.PRE_NORM,
+        config={"input_norm": True, "final_norm": True},
+        limits=("tests/blocks/test_blocks.py::test_rms_norm_of_rows_without_a_mean_is_layer_norm",),
+    ),
     ("residual", "checkpoint"): Row(
         twin=twins.PRE_NORM,
         config={"layers": 3, "prior": "realformer"},
