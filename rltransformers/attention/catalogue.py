@@ -23,7 +23,15 @@ from rltransformers.attention.patterns import (
     sparse_strided,
     union,
 )
-from rltransformers.attention.priors import camtl, gaussian, gaussian_predicted, lazyformer, predictive, realformer
+from rltransformers.attention.priors import (
+    camtl,
+    forget,
+    gaussian,
+    gaussian_predicted,
+    lazyformer,
+    predictive,
+    realformer,
+)
 from rltransformers.attention.scores import (
     additive,
     gcn,
@@ -85,7 +93,7 @@ PATTERNS = by_name(
     sparse_strided, sparse_fixed, blockwise, bigbird, union, adjacency, schedule,
 )
 SELECTIONS = by_name(selection.NONE, topk, routing, lsh, sinkhorn, sac)
-PRIORS = by_name(roles.NO_PRIOR, gaussian, gaussian_predicted, realformer, lazyformer, predictive, camtl)
+PRIORS = by_name(roles.NO_PRIOR, gaussian, gaussian_predicted, realformer, lazyformer, predictive, camtl, forget)
 HEAD_MIXINGS = by_name(
     multi_head.MHA, multi_head.MQA, multi_head.DECOUPLED, talking, collaborative, capsule_dynamic, capsule_em,
     gated,

@@ -47,9 +47,13 @@ def tables_of(plan: Plan, distance: Int[Tensor, " L"], like: Tensor) -> dict[str
 
 
 def scores_by_distance(
-    plan: Plan, q: Float[Tensor, "B H T K"], columns: Columns, call: Call
+    plan: Plan, q: Float[Tensor, "B H T K"], columns: Columns, call: Call, rows: Tensor | None
 ) -> tuple[Float[Tensor, "..."] | None, dict[str, Tensor]]:
-    """Scores by listed distance, [B, H, T, L] or [H, L], or None when there are none; ``TABLES`` of these distances."""
+    """Scores by listed distance, [B, H, T, L] or [H, L], or None when there are none; ``TABLES`` of these distances.
+
+    Args:
+        rows: what came from below, or, of a prior that ``scores_tokens``, its scores [B, T, H, l].
+    """
     listed = {}
     if plan.scores_distances:
         places = {name: f"{call.place}.{name}" for name in TABLES}
@@ -65,6 +69,9 @@ def scores_by_distance(
     own = [part.of_queries(q, columns.listed, call.tokens) for part in plan.on_queries]
     if not plan.score.plain and (score := plan.score.by_distance(q, columns.listed)) is not None:
         own.append(score)
+    if plan.prior.scores_tokens and rows is not None:
+        index = columns.listed.clamp(max=rows.shape[-1] - 1)
+        own.append(rows.index_select(-1, index).transpose(1, 2).to(q.dtype))
     if not own:
         return scores, listed
     shared = [] if scores is None else [scores[:, None] if scores.dim() == 2 else scores]

@@ -93,10 +93,13 @@ class Attention(RowMixer):
         plan, listens = self.plan, call.probe.listens
         if listens:
             self.report_inputs(h, past[-1], call)
-        elif call.wanted == NOBODY and self.chooser is None and plan.hands is HandUp.NOTHING:
+        elif call.wanted == NOBODY and self.chooser is None and plan.hands is HandUp.NOTHING and not plan.by_token:
             return Mixed(h[:, :0], state)
         if plan.hands is HandUp.DISTANCES:
             below, state = plan.prior.carry(below, state, call)
+        elif plan.by_token:
+            below, kept = plan.prior.of_tokens(h, state, call)
+            state = state | kept
         wanted = call.wanted
         if listens and wanted != EVERY:
             call = replace(call, wanted=EVERY)
@@ -141,7 +144,7 @@ class Attention(RowMixer):
             out, handed = self.attend(h, chosen(query, early), past, call, below, early)
             joined = joined_heads(out)
             return joined if early is wanted else chosen(joined, wanted), state, handed
-        by_token = self.plan.hands is HandUp.DISTANCES
+        by_token = self.plan.by_token
         if by_token and below is not None:
             below = windows.fold(below, block)
         groups, folded = cut_past(past, block, self.horizon, time), call.cut(block)
@@ -157,7 +160,7 @@ class Attention(RowMixer):
         plan, q = self.plan, self.score.split_queries(query)
         content = self.position.content_query(q)
         columns = columns_of(plan.pattern, [(group.place, group.rows.shape[-2]) for group in past], call)
-        scores, listed = engines.scores_by_distance(plan, q, columns, call)
+        scores, listed = engines.scores_by_distance(plan, q, columns, call, below)
         engine = self.engine(q, past, scores, columns, call)
         shares = engine is engines.fused and q.shape[2] == 1  # a token's query heads stand in groups that share keys
         groups = [Heads(*self.split(group.rows, shares), group.place) for group in past]
@@ -210,7 +213,7 @@ class Attention(RowMixer):
         k, v = windows.fetch(window.k, selected.index), windows.fetch(window.v, selected.index)
         groups = [*others, *made, Heads(k, v, selected.at, selected.shift)]
         columns = columns_of(plan.pattern, [(group.place, group.k.shape[-2]) for group in groups], call)
-        scores, listed = engines.scores_by_distance(plan, q, columns, call)
+        scores, listed = engines.scores_by_distance(plan, q, columns, call, below)
         return *self.weigh(content, groups, scores, listed, View(h, columns, below), call), state
 
     def weigh(

@@ -31,6 +31,7 @@ class Plan:
         on_queries: parts that score distances for every query.
         on_logits, on_masked_logits, on_weights, on_mixed_weights: parts that change these.
         hands: what the layer above gets.
+        by_token: True if what comes from below, or the prior's scores, are rows of tokens.
         judges_weights: True if an auxiliary loss reads the weights.
         turns: True if queries and keys are turned by their place.
         position_knows_distances: True if the position makes something of distances besides turns and values.
@@ -62,6 +63,7 @@ class Plan:
         self.on_weights = [part for part in parts if Stage.WEIGHTS in part.stages]
         self.on_mixed_weights = [part for part in parts if Stage.MIXED_WEIGHTS in part.stages]
         self.hands = self.prior.hands
+        self.by_token = self.hands is HandUp.DISTANCES or self.prior.scores_tokens
         self.judges_weights = any(objective.reads_weights for objective in self.objectives)
         self.turns = Acts.ROTATION in position.acts
         self.position_knows_distances = bool(position.acts & (Acts.FACTOR | Acts.SCORE | Acts.KEY_SCORE))
@@ -74,7 +76,8 @@ class Plan:
             or (self.store is not None and self.store.weighs)
             or self.prior.takes_weights
         )
-        own = self.chooser is not None or self.store is not None or bool(self.on_queries) or self.score.sink is not None
+        own = self.chooser is not None or self.store is not None or bool(self.on_queries)
+        own = own or self.prior.scores_tokens or self.score.sink is not None
         self.ordered = self.explicit or self.scores_distances or self.turns or self.pattern.sinks > 0 or own
 
     def lost_under(self, score: Score) -> set[Feature]:

@@ -74,6 +74,8 @@ class Part(nn.Module):
         stages: where it changes logits or weights.
         scores_distances: whether it adds to the scores by distance.
         scores_queries: whether it adds to the scores by distance something else for every query.
+        scores_tokens: whether it adds to them something else for every token, made of the layer's inputs and a state;
+            of priors alone.
         hands: what the layer above gets; of priors alone.
         takes_weights: whether the layer has no queries and keys and reads values with the weights of the layer below.
         group: number of layers after which such layers repeat.
@@ -82,6 +84,7 @@ class Part(nn.Module):
     stages = Stage.NONE
     scores_distances = False
     scores_queries = False
+    scores_tokens = False
     hands = HandUp.NOTHING
     takes_weights = False
     group = 1
@@ -98,6 +101,15 @@ class Part(nn.Module):
     ) -> Float[Tensor, "B H T L"]:
         """Additive scores of the distances for every query, in the dtype of the queries, which are not turned."""
         raise NotImplementedError("a part that scores queries defines of_queries")
+
+    def of_tokens(
+        self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call
+    ) -> tuple[Float[Tensor, "B T H L"], dict[str, Tensor]]:
+        """Additive scores of the distances 0 .. L - 1 for every token, and the state after the call.
+
+        Keys further away than L - 1 count as if they stood there.
+        """
+        raise NotImplementedError("a part that scores tokens defines of_tokens")
 
     def logits(self, logits: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
         """LOGITS: before any mask."""
@@ -119,7 +131,10 @@ class Part(nn.Module):
         """Hand auxiliary losses and metrics to ``call.probe``; only called when it listens."""
 
     def state_shapes(self, length: int) -> dict[str, tuple[int, ...]]:
-        """State tensors without the batch axis, of a part that hands on ``DISTANCES`` 0 .. length - 1."""
+        """State tensors without the batch axis, of a part that hands on ``DISTANCES`` or scores tokens.
+
+        The window has the distances 0 .. length - 1.
+        """
         return {}
 
     def carry(

@@ -1,8 +1,10 @@
 """Priors beyond the laws: numbers that can be worked out by hand."""
 
+import pytest
 import torch
+from torch import Tensor
 
-from rltransformers.attention.priors import camtl, gaussian_predicted
+from rltransformers.attention.priors import camtl, forget, gaussian_predicted
 from rltransformers.backbone import Backbone
 from rltransformers.functional.call import Tokens
 from rltransformers.laws import perturbed
@@ -68,3 +70,37 @@ def test_a_token_that_looks_at_itself_alone_does_so_in_lazy_layers_too() -> None
     changed[:, 2] += 1
     same = (backbone(changed)[0] == backbone(x)[0]).all(-1)[0]
     assert same.tolist() == [True, True, False, True, True, True]
+
+
+def sums(log_f: Tensor, before: Tensor) -> Tensor:
+    """What rows have lost, added up token by token in float64."""
+    streams, time, heads = log_f.shape
+    found = torch.zeros(streams, time, heads, before.shape[-1] + 2, dtype=torch.float64)
+    for t in range(time):
+        for d in range(1, found.shape[-1]):
+            found[:, t, :, d] = log_f[:, max(0, t - d + 1) : t + 1].double().sum(1)
+            if d > t + 1:
+                found[:, t, :, d] += before[..., d - t - 2].double()
+    return found
+
+
+@pytest.mark.parametrize("time", [1, 3, 5, 8, 33])
+@pytest.mark.parametrize("rows", [0, 1, 6, 21])
+def test_rows_lose_what_the_tokens_after_them_take(time: int, rows: int) -> None:
+    log_f, before = -torch.rand(2, time, 3, dtype=torch.float64), -torch.rand(2, 3, rows, dtype=torch.float64)
+    torch.testing.assert_close(forget.lost_by_distance(log_f, before), sums(log_f, before), rtol=1e-13, atol=1e-13)
+
+
+def test_what_a_row_has_lost_keeps_its_digits_in_long_calls() -> None:
+    log_f = -torch.rand(1, 5000, 1) * torch.tensor([1e-4, 300.0])[torch.arange(5000) % 1000 // 999][:, None]
+    found, expected = forget.lost_by_distance(log_f, torch.zeros(1, 1, 40)), sums(log_f, torch.zeros(1, 1, 40))
+    assert float(((found - expected) / expected.clamp(max=-1e-9)).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("number", [0.0, -1e-30, -1e4])
+def test_gates_that_are_open_or_shut_leave_finite_gradients(number: float) -> None:
+    log_f = torch.full((1, 70, 2), number, requires_grad=True)
+    found = forget.lost_by_distance(log_f, torch.full((1, 2, 30), number))
+    (gradient,) = torch.autograd.grad(found.sum(), log_f)
+    assert found.isfinite().all() and gradient.isfinite().all()
+    assert float(found[0, -1, 0, -1].detach()) == pytest.approx(31 * number)

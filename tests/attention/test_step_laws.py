@@ -73,6 +73,7 @@ OF_THEIR_OWN = (
     *("mixer:gated_deltanet", "Gated DeltaNet with three corrections", "mixer:mlstm", "mixer:kda"),
     "mLSTM without expansion or convolution",
     *("position:learned", "prior:camtl", "residual:highway", "residual:gru", "residual:input", "other activations"),
+    *("prior:forget", "residual:rms", "softmax of normalized queries and keys with a sink"),
     *("globals among steps", "random features with a gate", "tree among steps", "sinusoids as wide as a head"),
     *("predicted Gaussian of a fixed width among steps and sinks", "gMLP of places", "landmarks by LU"),
     *("dense synthesizer with products", "compressed keys among steps", "fast weights that sum products"),

@@ -22,7 +22,9 @@ SLOTS += " informer poolingformer"
 NO_SCORES += " csalr"
 VALUES = "mixer: average light_conv mlstm gru lstm slstm"
 TAPS = "mixer: dynamic_conv gmlp"
-LOGITS = "selection: topk routing; prior: realformer lazyformer predictive; head_mixing: talking; losses: commitment"
+LOGITS = (
+    "selection: topk routing; prior: realformer lazyformer predictive forget; head_mixing: talking; losses: commitment"
+)
 RULES = "pattern: random block_local image_1d image_2d sparse_strided sparse_fixed blockwise bigbird union adjacency"
 RESTRICTED = f"{RULES} band dilated longformer bp etc global schedule; setting: patterns_of_heads patterns_of_layers"
 SCALES = "span: multi_scale"

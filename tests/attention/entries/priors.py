@@ -8,7 +8,7 @@ from torch import Tensor
 from rltransformers.backbone import Backbone
 from rltransformers.laws import Limit
 from tests.attention import twins
-from tests.attention.row import HALTING, KERNEL, Row, fill, projections, zero
+from tests.attention.row import HALTING, KERNEL, Row, both, fill, projections, zero
 
 
 def dynamic_conv_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -87,6 +87,42 @@ def evolved(reader: twins.Reader, own: Tensor, below: twins.Logits, t: int, head
                 )
     alpha = reader.options("prior").alpha
     return alpha * own + (1 - alpha) * total
+
+
+def log_gates(reader: twins.Reader, prepared: twins.Rows) -> list[Tensor]:
+    """Logarithms of the shares that every token leaves to the rows before it, by head, computed once."""
+    if id(prepared) not in reader.distances:
+        weight, bias = (reader[f"mixing.mixer.prior.gate.{name}"] for name in ("weight", "bias"))
+        rows = [-torch.log(1 + torch.exp(-(weight @ row + bias))) for row in prepared]
+        reader.distances[id(prepared)] = torch.stack(rows)
+    return list(reader.distances[id(prepared)])
+
+
+def forgotten(reader: twins.Reader, prepared: twins.Rows, head: int, t: int, distance: int) -> Tensor:
+    """Lin et al. 2025, equation 6: of the tokens behind the key, up to the query."""
+    gates = log_gates(reader, prepared)
+    return sum((gates[j][head] for j in range(t - distance + 1, t + 1)), torch.zeros(()))
+
+
+def lost(reader: twins.Reader, prepared: twins.Rows) -> dict[str, Tensor]:
+    """What the rows in the window of the next token have lost, the newest of them nothing, which is not kept."""
+    last, group = len(prepared) - 1, reader.config.tokens_per_step
+    rows = max(window.steps for window in twins.windows_of(reader)) * group - 1
+    sums = [
+        [forgotten(reader, prepared, head, last, d) if d <= last else torch.zeros(()) for d in range(1, rows + 1)]
+        for head in range(reader.heads)
+    ]
+    return {"lost": torch.stack([torch.stack(row) for row in sums])} if rows else {}
+
+
+def steady_gates(special: Backbone, plain: Backbone) -> None:
+    """Gates that look at nothing and leave what ALiBi leaves from token to token."""
+    zero("prior.gate.weight")(special, plain)
+    for index in range(len(special.layers)):
+        slopes = plain.get_buffer(f"layers.{index}.mixing.mixer.position.slopes")
+        special.get_parameter(f"layers.{index}.mixing.mixer.prior.gate.bias").data.copy_(
+            -torch.log(torch.expm1(slopes))
+        )
 
 
 def rows_below(reader: twins.Reader, below: twins.Logits, count: int) -> dict[str, Tensor]:
@@ -205,6 +241,14 @@ ROWS: dict[tuple[str, str], Row] = {
             Limit({"prior": {"name": "predictive", "alpha": 0.5}}, {"prior": "realformer"}, center_alone),
         ),
     ),
+    ("prior", "forget"): Row(
+        {"prior": {"name": "forget", "bias": 1.0}},
+        twins.Prior(over=forgotten, kept_over=lost),
+        (
+            Limit({"prior": "forget"}, {}, both(zero("prior.gate.weight"), fill("prior.gate.bias", 60.0))),
+            Limit({"prior": "forget", "position": "none"}, {"position": "alibi"}, steady_gates),
+        ),
+    ),
     # Against github.com/CAMTL/CA-MTL, 1e6ebb7, CBDA with the same weights, its matrix added to logits of attention, in
     # float64: largest error 4.4e-16.
     ("prior", "camtl"): Row(
@@ -290,6 +334,24 @@ VARIANTS: dict[str, Row] = {
             "pattern": {"name": "longformer", "window": 2, "sinks": 2},
             "head_mixing": "talking",
         }
+    ),
+    "forgetting among steps, sinks, patterns of heads and a cap": Row(
+        {
+            "prior": {"name": "forget", "bias": 0.5},
+            "mixer": {"name": "softmax", "softcap": 2.0, "sink_logit": True},
+            "memory": 2,
+            "tokens_per_step": 3,
+            "pattern": [[{"name": "longformer", "window": 2, "sinks": 2}, "full", "full"]],
+            "position": "none",
+        }
+    ),
+    "forgetting among chosen keys": Row(
+        {
+            "prior": {"name": "forget", "bias": 0.0},
+            "selection": {"name": "routing", "clusters": 3, "window": 3},
+            "position": "none",
+        },
+        bfloat16=0.4,
     ),
     "gMLP of places": Row(
         {"position": "none", "mixer": {"name": "gmlp", "tokens": 4, "weights": "absolute", "hidden": 7}, "layers": 3}
