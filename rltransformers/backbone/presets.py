@@ -33,6 +33,12 @@ _BERT = {"residual": "post_ln", "attention_bias": True, "input_norm": True, "ff"
 """The layers of BERT, in the libraries that compute GELU exactly."""
 _BERT_TANH = {**_BERT, "ff": _GELU_TANH}
 """The same in the code of BERT itself, whose GELU is an approximation."""
+_MODERN = {
+    "mixer": {"name": "softmax", "qk_norm": True, "sink_logit": True}, "head_mixing": "gated", "position": "rope",
+    "norm": "rms", "final_norm": True, "ff": {"name": "glu", "activation": "silu"},
+}  # fmt: skip
+"""The layers of language models of 2025."""
+_SWIGLU = "the transform is 4 widths wide, there 8/3 of one or less"
 _GPT = {"position": "learned", "ff": _GELU_TANH, "attention_bias": True, "final_norm": True, "memory_kind": "cache"}
 
 INITIAL = (
@@ -336,6 +342,18 @@ PRESETS: dict[str, Preset] = {
         "Al-Rfou et al. 2018, arXiv 1808.04444",
         "learned positions are added once, there in front of every layer; inner layers share the output head of the "
         f"last one; predicts actions, the next one with a head of its own; {_NO_BIAS}",
+    ),
+    "modern": Preset(
+        _MODERN,
+        "Touvron et al. 2023, arXiv 2302.13971; Yang et al. 2025, arXiv 2505.09388; Qiu et al. 2025, arXiv 2505.06708; "
+        "OpenAI 2025, arXiv 2508.10925",
+        "RoPE, normalized queries and keys, RMSNorm in front of submodules, SwiGLU, gated heads and a sink together, "
+        f"each of which some of the sources have; {_SWIGLU}; heads do not share keys (`kv_heads`)",
+    ),
+    "fox": Preset(
+        {**_MODERN, "position": "none", "prior": "forget"}, "Lin et al. 2025, arXiv 2503.02130, FoX (Pro)",
+        "a sink; no norm of what heads read and no shift of keys and values; biases of forget gates start at 5, in the "
+        f"authors' code at 0; {_SWIGLU}",
     ),
     "decision_transformer": Preset(
         {"width": 128, "layers": 3, "heads": 1, "memory": 19, "tokens_per_step": 3, "dropout": 0.1,

@@ -102,6 +102,8 @@ SOURCES = {
     "depth_adaptive": Facts("post_ln", False, False, True, "relu", ROOT_DH, XAVIER),
     "calm": T5_LAYERS,
     "al_rfou": Facts("post_ln", scale=ROOT_DH),
+    "modern": Facts("pre_ln", False, True, False, "silu", ROOT_DH),  # transformers, Qwen3
+    "fox": Facts("pre_ln", False, True, False, "silu", ROOT_DH, BERT),  # zhixuan-lin/forgetting-transformer
     "decision_transformer": Facts("pre_ln", True, True, True, "relu", ROOT_DH, BERT),  # kzl/decision-transformer
 }
 WORDS = {
