@@ -52,7 +52,7 @@ from rltransformers.policies.set_encoders.interface import EncoderOptions
 from rltransformers.positions.interface import Acts, Position
 
 __all__ = [
-    "Acts", "Attention", "Call", "Choice", "Chooser", "Columns", "Combine", "Datastore", "Depth", "Dims",
+    "Acts", "Attention", "Call", "Choice", "Chooser", "Columns", "Combine", "ConfigError", "Datastore", "Depth", "Dims",
     "EncoderOptions", "Feature", "Gate", "Gated", "GatedOutput", "HandUp", "HeadOptions", "HeadsMixer",
     "Judged", "KernelAttention", "Loss", "MemoryOptions", "Mixed", "Mixer", "NoOptions", "Objective", "Part",
     "Past", "Plan", "Position", "PostNorm", "PreNorm", "Probe", "Reach", "Readout", "Refusal", "Residual",

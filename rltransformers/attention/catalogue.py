@@ -54,6 +54,7 @@ from rltransformers.mixers import (
     csalr,
     dynamic_conv,
     fast_weight,
+    ffm,
     galite,
     gated_deltanet,
     gmlp,
@@ -62,13 +63,18 @@ from rltransformers.mixers import (
     light_conv,
     linear,
     linformer_prefix,
+    lru,
     lstm,
     luna,
+    min_rnn,
     mlstm,
     nystrom,
     performer,
     rfa,
+    rg_lru,
+    s5,
     set_transformer,
+    shm,
     slstm,
 )
 
@@ -87,6 +93,7 @@ MIXERS = by_name(
     gated_deltanet, mlstm, kda,
     gru, lstm, slstm,
     agalite, galite,
+    min_rnn.MIN_GRU, min_rnn.MIN_LSTM, lru, rg_lru, s5, ffm, shm,
 )
 PATTERNS = by_name(
     reach.FULL, band, dilated, longformer, bp, etc, global_tokens, random, block_local, image_1d, image_2d,

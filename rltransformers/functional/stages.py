@@ -27,12 +27,18 @@ def unit_length(x: Float[Tensor, "*n V"], eps: float = 1e-6) -> Float[Tensor, "*
 class ShortConvolution(nn.Module):
     """``silu(sum_k w_k * x_(t-k) + b)``, channel by channel, over the last tokens of the episode; zeros before it.
 
+    Args:
+        channels, taps: X and the number of tokens, the token itself included.
+        bias: whether b exists.
+        silu: whether SiLU follows.
+
     Attributes:
         state_shape: of the rows that it keeps between calls, [taps - 1, X].
     """
 
-    def __init__(self, channels: int, taps: int = 4, bias: bool = False) -> None:
+    def __init__(self, channels: int, taps: int = 4, bias: bool = False, silu: bool = True) -> None:
         super().__init__()
+        self.silu = silu
         bound = taps**-0.5  # as nn.Conv1d
         self.kernel = nn.Parameter(nn.init.uniform_(torch.empty(channels, taps), -bound, bound))
         self.bias = nn.Parameter(nn.init.uniform_(torch.empty(channels), -bound, bound)) if bias else None
@@ -44,7 +50,8 @@ class ShortConvolution(nn.Module):
         """Convolve a segment or a step; returns the rows that take the place of ``past``, too."""
         rows = with_past(past, x)
         out = depthwise(rows, self.kernel, tokens)
-        return F.silu(out if self.bias is None else out + self.bias), newest_rows(rows, past, tokens)
+        out = out if self.bias is None else out + self.bias
+        return F.silu(out) if self.silu else out, newest_rows(rows, past, tokens)
 
 
 class GatedOutput(nn.Module):

@@ -16,11 +16,12 @@ STATES = "mixer: linear performer rfa fast_weight set_transformer luna clustered
 STATES += " gated_deltanet mlstm kda"
 STATES += " gru lstm slstm"
 STATES += " agalite galite"
+STATES += " min_gru min_lstm lru rg_lru s5 ffm shm"
 NO_SCORES = f"{STATES} nystrom"
 SLOTS = "mixer: memory_compressed linformer"
 SLOTS += " informer poolingformer"
 NO_SCORES += " csalr"
-VALUES = "mixer: average light_conv mlstm gru lstm slstm"
+VALUES = "mixer: average light_conv mlstm gru lstm slstm min_gru min_lstm lru rg_lru s5 ffm"
 TAPS = "mixer: dynamic_conv gmlp"
 LOGITS = (
     "selection: topk routing; prior: realformer lazyformer predictive forget; head_mixing: talking; losses: commitment"

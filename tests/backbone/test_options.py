@@ -170,6 +170,12 @@ BESIDE: dict[str, dict[str, Any]] = {
     "mixer.linformer.blocks": {"block": 2},
     "mixer.linformer.block": {"slots": 1},
     "mixer.informer.factor": {"samples": None},
+    "mixer.lru.r_min": {"r_max": 0.999999},
+    "mixer.lru.r_max": {"r_min": 0.0},
+    "mixer.s5.delta_min": {"delta_max": 100.0},
+    "mixer.s5.delta_max": {"delta_min": 1e-6},
+    "mixer.rg_lru.a_min": {"a_max": 0.999999},
+    "mixer.rg_lru.a_max": {"a_min": 1e-6},
 }
 
 

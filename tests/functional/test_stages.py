@@ -13,9 +13,9 @@ from tests.functional.test_recurrences import tokens_of
 B, T, X = 3, 11, 5
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_short_convolution_is_that_of_pytorch_in_every_episode(bias: bool) -> None:
-    ours = ShortConvolution(X, bias=bias).double()
+@pytest.mark.parametrize(("bias", "silu"), [(False, True), (True, True), (True, False)])
+def test_a_short_convolution_is_that_of_pytorch_in_every_episode(bias: bool, silu: bool) -> None:
+    ours = ShortConvolution(X, bias=bias, silu=silu).double()
     torchs = nn.Conv1d(X, X, 4, groups=X, bias=bias, padding=3).double()
     torchs.weight.data = ours.kernel.data.flip(-1)[:, None]
     if ours.bias is not None:
@@ -28,8 +28,8 @@ def test_a_short_convolution_is_that_of_pytorch_in_every_episode(bias: bool) -> 
     out, _ = ours(x, torch.randn(B, *ours.state_shape, dtype=torch.float64), tokens)
     for b, starts in enumerate(([0, 11], [0, 6, 11], [0, 2, 3, 11])):
         for start, stop in pairwise(starts):
-            alone = functional.silu(torchs(x[b : b + 1, start:stop].mT)[..., : stop - start]).mT
-            torch.testing.assert_close(out[b, start:stop], alone[0])
+            alone = torchs(x[b : b + 1, start:stop].mT)[0, :, : stop - start].mT
+            torch.testing.assert_close(out[b, start:stop], functional.silu(alone) if silu else alone)
 
 
 @pytest.mark.parametrize("sizes", [[1] * T, [3, 1, 7]], ids=str)
