@@ -57,6 +57,7 @@ from rltransformers.mixers import (
     ffm,
     galite,
     gated_deltanet,
+    gla,
     gmlp,
     gru,
     kda,
@@ -94,6 +95,7 @@ MIXERS = by_name(
     gru, lstm, slstm,
     agalite, galite,
     min_rnn.MIN_GRU, min_rnn.MIN_LSTM, lru, rg_lru, s5, ffm, shm,
+    gla,
 )
 PATTERNS = by_name(
     reach.FULL, band, dilated, longformer, bp, etc, global_tokens, random, block_local, image_1d, image_2d,

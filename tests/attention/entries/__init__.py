@@ -2,6 +2,7 @@
 
 from tests.attention.entries import (
     cells,
+    decays,
     depths,
     galites,
     heads,
@@ -25,6 +26,7 @@ FAMILIES = (
     heads,
     priors,
     kernels,
+    decays,
     scans,
     matrix_memories,
     slots,
