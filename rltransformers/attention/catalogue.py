@@ -67,6 +67,7 @@ from rltransformers.mixers import (
     lru,
     lstm,
     luna,
+    mamba2,
     min_rnn,
     mlstm,
     nystrom,
@@ -96,6 +97,7 @@ MIXERS = by_name(
     agalite, galite,
     min_rnn.MIN_GRU, min_rnn.MIN_LSTM, lru, rg_lru, s5, ffm, shm,
     gla,
+    mamba2,
 )
 PATTERNS = by_name(
     reach.FULL, band, dilated, longformer, bp, etc, global_tokens, random, block_local, image_1d, image_2d,

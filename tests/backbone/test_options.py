@@ -176,6 +176,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "mixer.s5.delta_max": {"delta_min": 1e-6},
     "mixer.rg_lru.a_min": {"a_max": 0.999999},
     "mixer.rg_lru.a_max": {"a_min": 1e-6},
+    "mixer.mamba2.delta_min": {"delta_max": 10.0},
+    "mixer.mamba2.delta_max": {"delta_min": 1e-6},
 }
 
 
