@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "own_mechanisms"
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("own_mechanisms")]
 
-CHOICES = {"backbone.mixer": "retention", "backbone.residual": "update_gate", "backbone.position": "none"}
+CHOICES = {"backbone.mixer": "own_retention", "backbone.residual": "update_gate", "backbone.position": "none"}
 TYPED = [word for key, value in CHOICES.items() for word in (f"--{key}", value)]
 OFFLINE = """
 agent: decision_transformer
 environment: {id: rltransformers/KeyToDoor-v0, num_envs: 2}
 dataset: {collect: {episodes: 10}}
-backbone: {width: 12, heads: 2, layers: 2, position: none, mixer: retention, residual: update_gate}
+backbone: {width: 12, heads: 2, layers: 2, position: none, mixer: own_retention, residual: update_gate}
 algorithm: {context_length: 5, batch_size: 4, device: cpu}
 train: {gradient_steps: 4}
 evaluation: {episodes: 3, target_returns: [1]}
@@ -34,7 +34,7 @@ from rltransformers import GTrXLPPO, make_vec_env
 torch.set_num_threads(1)
 env = make_vec_env("rltransformers/CueRecall-v0", num_envs=2, env_kwargs={"delay": 2}, seed=0)
 backbone = {"width": 12, "heads": 2, "layers": 1, "position": "none", "residual": {"name": "update_gate", "bias": 0.5},
-            "mixer": {"name": "retention", "first": 3}}
+            "mixer": {"name": "own_retention", "first": 3}}
 model = GTrXLPPO("GTrXLPolicy", env, n_steps=8, n_epochs=1, policy_kwargs={"backbone": backbone}, device="cpu", seed=0)
 model.learn(64)
 model.save("agent")
@@ -101,8 +101,8 @@ def commands(folder: Path, site: Path | None, *lines: list[str], code: int = 0) 
 def test_they_are_listed_and_explained(site: Path, tmp_path: Path) -> None:
     out = commands(tmp_path, site, ["list"], ["settings", "backbone.mixer.first"])
     assert "Sums of key-value products that decay" in out and "update_gate" in out
-    assert "of retention" in out and "a finite number in [0.5, 20]; default 5.0" in out
-    assert "retention" not in commands(tmp_path, None, ["list"])
+    assert "of own_retention" in out and "a finite number in [0.5, 20]; default 5.0" in out
+    assert "own_retention" not in commands(tmp_path, None, ["list"])
 
 
 def test_runs_of_both_agents_from_yaml_and_from_the_command_line(site: Path, tmp_path: Path) -> None:
@@ -139,4 +139,4 @@ def test_an_agent_is_saved_loaded_and_played_without_the_package(site: Path, tmp
     files = [f'Actor.from_export("{name}", deterministic=True)' for name in ("agent.onnx", "agent.pt2")]
     assert played(None, *files) == pytest.approx(2 * live, abs=2e-5)
     out = run(tmp_path, None, "-c", "from rltransformers import load_agent; load_agent('agent.zip')", code=1)
-    assert "agent.zip needs mixer 'retention'" in out or "agent.zip needs residual 'update_gate'" in out
+    assert "agent.zip needs mixer 'own_retention'" in out or "agent.zip needs residual 'update_gate'" in out

@@ -72,6 +72,7 @@ from rltransformers.mixers import (
     mlstm,
     nystrom,
     performer,
+    retention,
     rfa,
     rg_lru,
     s5,
@@ -96,8 +97,7 @@ MIXERS = by_name(
     gru, lstm, slstm,
     agalite, galite,
     min_rnn.MIN_GRU, min_rnn.MIN_LSTM, lru, rg_lru, s5, ffm, shm,
-    gla,
-    mamba2,
+    gla, mamba2, retention,
 )
 PATTERNS = by_name(
     reach.FULL, band, dilated, longformer, bp, etc, global_tokens, random, block_local, image_1d, image_2d,

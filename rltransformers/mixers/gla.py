@@ -16,7 +16,7 @@ from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.channels import channel_sums
 from rltransformers.functional.stages import GatedOutput
-from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, Mixed, StateMixer
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class GatedLinearAttention(StateMixer):
         """The sums of key-value products."""
         return {"sum": (self.dims.heads, self.dims.head_dim, self.dims.value_dim)}
 
-    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
+    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
         """Tells the mean of a as "kept"."""
         dims = self.dims
         q, k, v = self.project(h).split(dims.widths, -1)

@@ -18,7 +18,7 @@ from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.functional.stages import ShortConvolution
-from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, Mixed, StateMixer
 
 EPS = 1e-5
 Delta = Annotated[float, Ge(1e-6), Le(10)]
@@ -80,10 +80,10 @@ class Mamba2(StateMixer):
         sums: dict[str, tuple[int, ...]] = {"sum": (self.heads, self.state, self.inner // self.heads)}
         return sums if self.convolution is None else {**sums, "rows": self.convolution.state_shape}
 
-    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
+    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
         """Tells the mean of exp(-A delta) as "kept"."""
         gate, mixed, step = self.project(h).split(self.widths, -1)
-        after: LayerState = {}
+        after: dict[str, Tensor] = {}
         if self.convolution is None:
             mixed = F.silu(mixed)
         else:

@@ -72,6 +72,7 @@ OF_THEIR_OWN = (
     *("pattern:random", "pattern:image_2d", "position:sinusoidal_learned_base", "position:global_labels"),
     *("mixer:gated_deltanet", "Gated DeltaNet with three corrections", "mixer:mlstm", "mixer:kda"),
     "mLSTM without expansion or convolution",
+    *("mixer:mamba2", "mixer:retention", "channels that decay behind sigmoid gates", "retention that learns to forget"),
     *("position:learned", "prior:camtl", "residual:highway", "residual:gru", "residual:input", "other activations"),
     *("prior:forget", "residual:rms", "softmax of normalized queries and keys with a sink"),
     *("globals among steps", "random features with a gate", "tree among steps", "sinusoids as wide as a head"),

@@ -1,5 +1,7 @@
 """Retention: a sum of key-value products that decays, in place of a memory; a rate of its own for every head.
 
+The library has a mixer ``retention``, too, whose queries and keys turn with the position; names have to differ.
+
 Axes: B batch, T tokens, D width, H heads, G key-value heads, K and V widths of a head.
 """
 
@@ -53,7 +55,7 @@ class Retention(HeadsMixer):
 
 
 SPEC = Spec(
-    name="retention",
+    name="own_retention",
     axis="mixer",
     paper="Sun et al. 2023, arXiv 2307.08621",
     summary="Sums of key-value products that decay, a rate per head: a fixed-size state remembers the episode.",

@@ -1,0 +1,113 @@
+"""Retention: a sum of key-value products that decays at a rate per head, of queries and keys that turn.
+
+Axes: B batch, T tokens, D width, H heads, G key-value heads, Dh width of a head, Dv numbers of a value.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.core.spec import Feature, Spec, Traits
+from rltransformers.functional.call import Call
+from rltransformers.functional.recurrences import causal_sums
+from rltransformers.functional.stages import GatedOutput
+from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of retention.
+
+    Attributes:
+        decay: head h forgets the share 2^-(5 + h) of its sum with every token, for ever ("fixed") or at first
+            ("learned").
+        base: of the frequencies by which queries and keys turn with the episode position; None turns nothing.
+    """
+
+    decay: Literal["fixed", "learned"] = "fixed"
+    base: Annotated[float, Ge(1), Le(1e9)] | None = 10_000.0
+
+
+def turned(x: Float[Tensor, "*n Dh"], angle: Float[Tensor, "*m half"]) -> Float[Tensor, "*n Dh"]:
+    """The pairs (2f, 2f + 1) of channels turned by the angle f; those that have none stay."""
+    size = 2 * angle.shape[-1]
+    if not size:
+        return x
+    a, b = x[..., 0:size:2], x[..., 1:size:2]
+    cos, sin = angle.cos(), angle.sin()
+    pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+    return torch.cat([pairs, x[..., size:]], -1) if size < x.shape[-1] else pairs
+
+
+class Retention(StateMixer):
+    """``S_t = a_h S_(t-1) + (R_t k_t) v_t^T``, ``o_t = S_t^T R_t q_t / sqrt(Dh)``, behind it a gated output.
+
+    Source: Sun et al. 2023 (arXiv 2307.08621), equations 1 to 8. R_t turns by p_t, of which only differences count:
+    the sum is kept as the next token sees it, so that angles stay small however long an episode is.
+    """
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__()
+        self.dims, self.base = dims, options.base
+        self.project = dims.projection(dims.width, sum(dims.widths))
+        self.output = GatedOutput(dims.width, dims.heads, dims.value_dim, bias=dims.bias)
+        exponent = 5.0 + torch.arange(dims.heads)
+        logit = exponent * math.log(2) + torch.log1p(-(2.0**-exponent))  # log(a / (1 - a))
+        self.logit = nn.Parameter(logit) if options.decay == "learned" else None
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The sums of key-value products."""
+        return {"sum": (self.dims.heads, self.dims.head_dim, self.dims.value_dim)}
+
+    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+        dims, tokens = self.dims, call.tokens
+        q, k, v = self.project(h).split(dims.widths, -1)
+        q = q.unflatten(-1, (dims.heads, -1)).transpose(1, 2) * dims.head_dim**-0.5
+        k, v = (each.unflatten(-1, (dims.kv_heads, -1)).transpose(1, 2) for each in (k, v))
+        log_decay = self.log_decay(h)[:, None].expand(h.shape[0], -1, h.shape[1])
+        frequencies = self.frequencies(h)
+        if h.shape[1] > 1:  # the first token is not turned
+            angles = torch.arange(h.shape[1], device=h.device)[:, None] * frequencies
+            q, k = turned(q, angles), turned(k, angles)
+        k, v = k.repeat_interleave(dims.share, 1), v.repeat_interleave(dims.share, 1)
+        read, after = causal_sums(q, k, v, state["sum"], tokens, log_decay=log_decay)
+        count = torch.full_like(tokens.before, h.shape[1]) if tokens.length is None else tokens.length
+        after = turned(after.mT, -count[:, None, None, None] * frequencies).mT
+        return Mixed(self.output(read, h, call.wanted), {"sum": after})
+
+    def log_decay(self, like: Tensor) -> Float[Tensor, " H"]:
+        """Logarithms of the decays of all heads; float32 at least."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        if self.logit is not None:
+            return F.logsigmoid(self.logit.to(dtype))
+        head = torch.arange(self.dims.heads, device=like.device, dtype=dtype)
+        return torch.log1p(-(2.0 ** -(5 + head)))
+
+    def frequencies(self, like: Tensor) -> Float[Tensor, " half"]:
+        """Angles from token to token, of every pair of channels; float32 at least."""
+        pairs = 0 if self.base is None else self.dims.head_dim // 2
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        place = torch.arange(pairs, device=like.device, dtype=dtype)
+        return (self.base or 1.0) ** (-place / max(pairs, 1))
+
+
+SPEC = Spec(
+    id="N1", name="retention", axis="mixer", paper="Sun et al. 2023, arXiv 2307.08621",
+    summary="linear attention without a denominator that forgets, a rate per head; queries and keys turn by position",
+    build=Retention, options=Options,
+    traits=Traits(
+        family="KERN", horizon="episode", state="H Dh Dv",
+        causal_form="queries and keys turn without the scaling of xPos; RMS normalization with gains that heads share "
+        "in place of a group norm; the three scalings that a normalization cancels are left out; values are as wide as "
+        "keys, in the authors' code twice as wide",
+    ),
+    offers=(Feature.KEYS,),
+    formula="o_t = W_o (norm(S_t^T R_t q_t / sqrt(Dh)) * silu(W_g x_t)), S_t = (1 - 2^-(5 + h)) S_(t-1) + R_t k_t "
+    "v_t^T, R_t rotates the channels 2f, 2f+1 by p_t base^(-2f/Dh)",
+)  # fmt: skip
