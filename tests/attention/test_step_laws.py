@@ -62,6 +62,9 @@ def strictly_traced() -> set[str]:
 
 STRICTLY = strictly_traced()
 OF_THEIR_OWN = (
+    *("mixer:min_gru", "mixer:min_lstm", "mixer:rg_lru", "mixer:s5", "mixer:ffm", "mixer:shm"),
+    *("a state space of one number with long steps", "a wide minimal gru beside a highway"),
+    *("a wide minimal lstm beside a highway", "hadamard memory that hardly grows", "traces of one frequency"),
     *("mixer:performer", "mixer:fast_weight", "hopfield with a learned beta"),
     *("mixer:average", "mixer:luna", "mixer:clustered", "mixer:informer", "mixer:poolingformer", "prior:predictive"),
     *("mixer:nystrom", "mixer:gcn", "mixer:additive", "mixer:gmlp", "mixer:rfa", "mixer:linformer", "mixer per layer"),
