@@ -19,9 +19,9 @@ from rltransformers.attention.scores.interface import ValuesOnly
 from rltransformers.backbone.axes import AXES
 from rltransformers.backbone.rules import setting_features, title, without
 from rltransformers.blocks.layer import Layer, Sublayer
-from rltransformers.blocks.residual import NORMS
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Choice, Feature
+from rltransformers.functional.modules import NORMS
 from rltransformers.memory.interface import Form, MemoryOptions
 from rltransformers.mixers.interface import Dims, Mixer, RowMixer
 from rltransformers.positions.interface import INSIDE_ATTENTION, Acts, Position

@@ -15,13 +15,13 @@ from rltransformers.backbone.depth import Depth
 from rltransformers.backbone.losses import ExitOptions
 from rltransformers.backbone.state import State, part_of, prefixed
 from rltransformers.blocks.layer import Layer
-from rltransformers.blocks.residual import NORMS, normalized
+from rltransformers.blocks.residual import normalized
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import suggesting
 from rltransformers.core.record import Probe, Record
 from rltransformers.core.spec import Feature
 from rltransformers.functional.call import EVERY, SILENT, Call, Context, Tokens, chosen, episode_positions
-from rltransformers.functional.modules import dropout
+from rltransformers.functional.modules import NORMS, dropout
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.windows import descending, padded_behind
 from rltransformers.memory.interface import RINGS, Cached, Form, RowMemory

@@ -6,7 +6,7 @@ stream and the openness in [0, 1], the share of y that passes. A positive bias c
 stack begins close to the identity.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.record import Probe
 from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
+from rltransformers.functional.modules import Norm
 
 GateBias = Annotated[float, Ge(-100), Le(100)]
 """Beyond these a sigmoid is 0 or 1 whatever the stream says."""
@@ -96,11 +97,6 @@ class SigTanhGate(Gate):
         gate, value = F.linear(y, self.from_y.weight).chunk(2, -1)
         openness = torch.sigmoid(gate - self.bias)
         return x + openness * torch.tanh(value), openness
-
-
-Norm = nn.LayerNorm | nn.RMSNorm
-NORMS: Mapping[str, Callable[[int], Norm]] = {"layer": nn.LayerNorm, "rms": partial(nn.RMSNorm, eps=1e-5)}
-"""Norms of joins, and around the layers, by their names in a config."""
 
 
 def normalized(norm: Norm | None, x: Tensor) -> Tensor:

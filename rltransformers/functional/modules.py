@@ -1,11 +1,16 @@
 """Small functions: dropout, moving averages, means. Axes: ... any leading axes, B batch, T time."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+Norm = nn.LayerNorm | nn.RMSNorm
+NORMS: Mapping[str, Callable[[int], Norm]] = {"layer": nn.LayerNorm, "rms": partial(nn.RMSNorm, eps=1e-5)}
+"""Norms of joins, and around the layers, by their names in a config."""
 
 LEVELS = 65_536
 """Dropout rates on the CPU are multiples of 1 / LEVELS: a number takes 16 random bits."""

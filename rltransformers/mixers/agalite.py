@@ -41,7 +41,8 @@ class AGaLiTe(GatedProducts):
         super().__init__(dims, options)
         self.oscillators = options.oscillators
         period = 2 * max(self.oscillators - 1, 1)
-        omega = torch.linspace(-torch.pi, torch.pi, self.oscillators, dtype=torch.float64)
+        index = torch.arange(self.oscillators, dtype=torch.float64)
+        omega = torch.pi * (2 * index / max(self.oscillators - 1, 1) - 1)
         turns = torch.cos(omega * torch.arange(period)[:, None]).to(torch.get_default_dtype())
         self.register_buffer("turns", turns, persistent=False)
 

@@ -47,8 +47,10 @@ class FastForgetfulMemory(StateMixer):
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         self.shape = (options.traces, options.frequencies)
-        self.alpha = nn.Parameter(torch.linspace(SLOWEST, FASTEST, options.traces))
-        self.omega = nn.Parameter(2 * math.pi / torch.linspace(1, options.period, options.frequencies))
+        share = torch.arange(options.traces) / max(options.traces - 1, 1)
+        self.alpha = nn.Parameter(SLOWEST + (FASTEST - SLOWEST) * share)
+        periods = 1 + (options.period - 1) * torch.arange(options.frequencies) / max(options.frequencies - 1, 1)
+        self.omega = nn.Parameter(2 * math.pi / periods)
         self.widths = [options.traces, options.traces, dims.width]
         self.project = nn.Linear(dims.width, sum(self.widths))
         self.out = nn.Linear(2 * options.traces * options.frequencies, dims.width)

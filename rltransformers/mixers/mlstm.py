@@ -74,7 +74,7 @@ class MatrixLSTM(StateMixer):
         self.query, self.key, self.value = (BlockDiagonal(inner, block) for _ in range(3))
         self.gates = nn.Linear(3 * inner, 2 * dims.heads)
         nn.init.zeros_(self.gates.weight)
-        forget = torch.linspace(FIRST, LAST, dims.heads)
+        forget = FIRST + (LAST - FIRST) * torch.arange(dims.heads) / max(dims.heads - 1, 1)
         self.gates.bias.data.copy_(torch.cat([0.1 * torch.randn(dims.heads), forget]))
         self.gain, self.skip = nn.Parameter(torch.ones(inner)), nn.Parameter(torch.ones(inner))
         self.down = nn.Linear(inner, dims.width, bias=False)

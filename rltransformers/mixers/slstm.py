@@ -40,7 +40,8 @@ class ScalarLSTM(Cell):
         self.gain = nn.Parameter(torch.ones(self.units))
         with torch.no_grad():
             self.of_token.bias.zero_()
-            self.of_token.bias.view(4, self.heads, rows)[1] = torch.linspace(FIRST_FORGET, LAST_FORGET, rows)
+            index = torch.arange(rows) / max(rows - 1, 1)
+            self.of_token.bias.view(4, self.heads, rows)[1] = FIRST_FORGET + (LAST_FORGET - FIRST_FORGET) * index
 
     def weights(self) -> list[Tensor]:
         """Gates come in the order i, f, z, o, as in the authors' code."""

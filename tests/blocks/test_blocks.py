@@ -11,7 +11,6 @@ from torch import Tensor
 from rltransformers.backbone import Backbone
 from rltransformers.blocks.feedforward import FEED_FORWARDS, GatedOptions, build_glu
 from rltransformers.blocks.residual import (
-    NORMS,
     Gate,
     GRUGate,
     HighwayGate,
@@ -23,6 +22,7 @@ from rltransformers.blocks.residual import (
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.record import Record
 from rltransformers.core.spec import Choice
+from rltransformers.functional.modules import NORMS
 from rltransformers.functional.modules import dropout as apply_dropout
 from rltransformers.laws import perturbed
 from rltransformers.stacks.halting import Halting

@@ -88,7 +88,7 @@ class Forget(Part):
 
 
 SPEC = Spec(
-    id="B7", name="forget", axis="prior", paper="Lin et al. 2025, arXiv 2503.02130, section 3",
+    id="N20", name="forget", axis="prior", paper="Lin et al. 2025, arXiv 2503.02130, section 3",
     summary="Every token decides how much all rows before it lose, head by head: attention with a forget gate.",
     build=Forget, options=Options,
     traits=Traits(
@@ -97,6 +97,6 @@ SPEC = Spec(
         causal_form="biases start at 5, in the authors' code at 0; what lies behind the window, first tokens and "
         "compressed rows, has lost what its oldest row has; keys of a store lose nothing",
     ),
-    needs=(Feature.LOGITS,),
+    offers=(Feature.FADING,), needs=(Feature.LOGITS,),
     formula="l_ts + sum_(s < j <= t) log f_j, f_j = sigmoid(w h_j + b)",
 )  # fmt: skip
