@@ -279,7 +279,7 @@ class _Unfilled(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if function is torch.randn:
+        if function in (torch.randn, torch.rand):
             return torch.empty(*args, **named)
         if function is torch.eye:
             return torch.empty(args[0], args[0])
@@ -289,6 +289,8 @@ class _Unfilled(TorchFunctionMode):
 
 
 FILLING = (
-    *(Tensor.normal_, Tensor.uniform_, Tensor.mul, Tensor.div),
+    *(Tensor.normal_, Tensor.uniform_, Tensor.zero_, Tensor.copy_, Tensor.clamp, Tensor.mul, Tensor.div, Tensor.add),
+    *(Tensor.sub, Tensor.neg, Tensor.pow, Tensor.__rsub__, Tensor.__rdiv__, Tensor.exp, Tensor.expm1, Tensor.log),
+    *(Tensor.log1p, Tensor.sqrt, Tensor.cos, Tensor.sin, torch.exp, torch.expm1, torch.log, torch.log1p, torch.sqrt),
     *(nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, nn.init.xavier_uniform_),
 )

@@ -16,6 +16,11 @@ LEVELS = 65_536
 """Dropout rates on the CPU are multiples of 1 / LEVELS: a number takes 16 random bits."""
 
 
+def evenly(first: float, last: float, count: int) -> Float[Tensor, " n"]:
+    """``count`` numbers at equal distances. ``torch.linspace`` on the device of no numbers loads PyTorch's compiler."""
+    return torch.tensor([first + (last - first) * index / max(count - 1, 1) for index in range(count)])
+
+
 @torch.no_grad()
 def approach(slow: Mapping[str, Tensor], fast: Mapping[str, Tensor], share: float) -> None:
     """Let every tensor of ``slow`` take on its share of the one of that name; whole numbers and truths are copied."""

@@ -3,6 +3,7 @@
 Axes: B batch, T tokens, G key-value heads, K and V widths of a head, E rows of features, m = E K, R oscillators.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -41,9 +42,8 @@ class AGaLiTe(GatedProducts):
         super().__init__(dims, options)
         self.oscillators = options.oscillators
         period = 2 * max(self.oscillators - 1, 1)
-        index = torch.arange(self.oscillators, dtype=torch.float64)
-        omega = torch.pi * (2 * index / max(self.oscillators - 1, 1) - 1)
-        turns = torch.cos(omega * torch.arange(period)[:, None]).to(torch.get_default_dtype())
+        omega = [math.pi * (2 * index / max(self.oscillators - 1, 1) - 1) for index in range(self.oscillators)]
+        turns = torch.tensor([[math.cos(each * time) for each in omega] for time in range(period)])
         self.register_buffer("turns", turns, persistent=False)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

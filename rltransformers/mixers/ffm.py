@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.modules import evenly
 from rltransformers.functional.scan import complex_scan
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
@@ -47,10 +48,8 @@ class FastForgetfulMemory(StateMixer):
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         self.shape = (options.traces, options.frequencies)
-        share = torch.arange(options.traces) / max(options.traces - 1, 1)
-        self.alpha = nn.Parameter(SLOWEST + (FASTEST - SLOWEST) * share)
-        periods = 1 + (options.period - 1) * torch.arange(options.frequencies) / max(options.frequencies - 1, 1)
-        self.omega = nn.Parameter(2 * math.pi / periods)
+        self.alpha = nn.Parameter(evenly(SLOWEST, FASTEST, options.traces))
+        self.omega = nn.Parameter(2 * math.pi / evenly(1.0, options.period, options.frequencies))
         self.widths = [options.traces, options.traces, dims.width]
         self.project = nn.Linear(dims.width, sum(self.widths))
         self.out = nn.Linear(2 * options.traces * options.frequencies, dims.width)

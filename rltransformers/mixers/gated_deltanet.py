@@ -57,7 +57,7 @@ class GatedDeltaNet(StateMixer):
         self.rate = dims.projection(dims.width, dims.heads * self.count)
         self.decay = nn.Linear(dims.width, dims.heads, bias=False) if options.decay else None
         if options.decay:
-            self.log_scale = nn.Parameter((16 * (1 - torch.rand(dims.heads))).log())
+            self.log_scale = nn.Parameter(torch.rand(dims.heads).neg().add(1).mul(16).log())
             steps = torch.empty(dims.heads).uniform_(math.log(SHORTEST), math.log(LONGEST)).exp()
             self.step_bias = nn.Parameter(steps.expm1().log())  # the inverse of softplus
         self.out = GatedOutput(dims.width, dims.heads, dims.value_dim, "silu", dims.bias)

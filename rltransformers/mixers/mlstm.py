@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.modules import evenly
 from rltransformers.functional.recurrences import exponential_attention
 from rltransformers.functional.stages import ShortConvolution
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
@@ -74,8 +75,9 @@ class MatrixLSTM(StateMixer):
         self.query, self.key, self.value = (BlockDiagonal(inner, block) for _ in range(3))
         self.gates = nn.Linear(3 * inner, 2 * dims.heads)
         nn.init.zeros_(self.gates.weight)
-        forget = FIRST + (LAST - FIRST) * torch.arange(dims.heads) / max(dims.heads - 1, 1)
-        self.gates.bias.data.copy_(torch.cat([0.1 * torch.randn(dims.heads), forget]))
+        opened, forget = self.gates.bias.data.split(dims.heads)
+        nn.init.normal_(opened, std=0.1)
+        forget.copy_(evenly(FIRST, LAST, dims.heads))
         self.gain, self.skip = nn.Parameter(torch.ones(inner)), nn.Parameter(torch.ones(inner))
         self.down = nn.Linear(inner, dims.width, bias=False)
 

@@ -57,8 +57,8 @@ class Retention(StateMixer):
         self.dims, self.base = dims, options.base
         self.project = dims.projection(dims.width, sum(dims.widths))
         self.output = GatedOutput(dims.width, dims.heads, dims.value_dim, bias=dims.bias)
-        exponent = 5.0 + torch.arange(dims.heads)
-        logit = exponent * math.log(2) + torch.log1p(-(2.0**-exponent))  # log(a / (1 - a))
+        exponents = [5.0 + head for head in range(dims.heads)]
+        logit = torch.tensor([each * math.log(2) + math.log1p(-(2.0**-each)) for each in exponents])  # log(a / (1 - a))
         self.logit = nn.Parameter(logit) if options.decay == "learned" else None
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

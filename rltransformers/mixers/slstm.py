@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Spec, Traits
+from rltransformers.functional.modules import evenly
 from rltransformers.mixers.cell import Cell, CellOptions
 from rltransformers.mixers.interface import Dims
 
@@ -40,8 +41,7 @@ class ScalarLSTM(Cell):
         self.gain = nn.Parameter(torch.ones(self.units))
         with torch.no_grad():
             self.of_token.bias.zero_()
-            index = torch.arange(rows) / max(rows - 1, 1)
-            self.of_token.bias.view(4, self.heads, rows)[1] = FIRST_FORGET + (LAST_FORGET - FIRST_FORGET) * index
+            self.of_token.bias.view(4, self.heads, rows)[1] = evenly(FIRST_FORGET, LAST_FORGET, rows)
 
     def weights(self) -> list[Tensor]:
         """Gates come in the order i, f, z, o, as in the authors' code."""
