@@ -210,6 +210,7 @@ REFUSED: list[tuple[str, str, str]] = [
         "edges to everything that the memory holds",
     ),
     ("selection: sinkhorn", "prior: realformer", "are not those of the next one"),
+    ("selection: sinkhorn", "prior: forget", "faded by different amounts"),
     ("selection: sinkhorn sac", "losses: commitment", "has nothing to act on"),
     # What heads agree on, and where they look, is read from explicit weights.
     ("losses: disagreement pattern", f"{NO_SCORES}; {TAPS}; {SLOTS}", "the logits of all pairs"),
