@@ -41,7 +41,7 @@ from rltransformers.functional.delta import delta_products, delta_sums
 from rltransformers.functional.keys import Past
 from rltransformers.functional.recurrences import causal_sums, exponential_attention, kernel_attention
 from rltransformers.functional.scan import complex_scan, running_max, scan
-from rltransformers.functional.stages import GatedOutput, ShortConvolution, unit_length
+from rltransformers.functional.stages import GatedOutput, ShortConvolution, bias_of_steps, unit_length
 from rltransformers.memory.interface import MemoryOptions, RowMemory
 from rltransformers.mixers.interface import Dims, Mixed, Mixer, RowMixer, StateMixer
 from rltransformers.mixers.kernel import HeadsMixer, KernelAttention
@@ -57,7 +57,7 @@ __all__ = [
     "Judged", "KernelAttention", "Loss", "MemoryOptions", "Mixed", "Mixer", "NoOptions", "Objective", "Part",
     "Past", "Plan", "Position", "PostNorm", "PreNorm", "Probe", "Reach", "Readout", "Refusal", "Residual",
     "RowMemory", "RowMixer", "Rule", "Score", "Selected", "ShortConvolution", "Size", "Spec", "Stage",
-    "StateMixer", "Store", "StoreOptions", "Tokens", "Traits", "Unread", "View", "causal_sums",
+    "StateMixer", "Store", "StoreOptions", "Tokens", "Traits", "Unread", "View", "bias_of_steps", "causal_sums",
     "channel_delta_sums", "channel_sums", "chosen", "complex_scan", "delta_products", "delta_sums",
     "exponential_attention", "kernel_attention", "register", "running_max", "scan", "unit_length",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 Axes: B batch, T tokens, D model width, X channels, H heads, V numbers of a head.
 """
 
+import math
 from typing import Literal, TypeAlias
 
 import torch
@@ -22,6 +23,12 @@ def unit_length(x: Float[Tensor, "*n V"], eps: float = 1e-6) -> Float[Tensor, "*
     """Divide rows by their length; float32 at least. ``eps`` is added to the square of the length."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
+
+
+def bias_of_steps(count: int, shortest: float = 1e-3, longest: float = 0.1) -> Float[Tensor, " n"]:
+    """Biases whose softplus are steps of time between these bounds, log-uniformly (Mamba, arXiv 2312.00752)."""
+    step = torch.empty(count).uniform_(math.log(shortest), math.log(longest)).exp()
+    return step + torch.log(-torch.expm1(-step))  # the inverse of softplus
 
 
 class ShortConvolution(nn.Module):

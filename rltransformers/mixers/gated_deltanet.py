@@ -3,7 +3,6 @@
 Axes: B batch, T tokens, D width, H heads, G key-value heads, R corrections per token, K and V widths of a head.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,11 +15,8 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.delta import delta_products
-from rltransformers.functional.stages import GatedOutput, ShortConvolution, unit_length
+from rltransformers.functional.stages import GatedOutput, ShortConvolution, bias_of_steps, unit_length
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
-
-SHORTEST, LONGEST = 1e-3, 0.1
-"""Steps of time between which biases of the decay start; rates start below 16 per unit of time."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +53,8 @@ class GatedDeltaNet(StateMixer):
         self.rate = dims.projection(dims.width, dims.heads * self.count)
         self.decay = nn.Linear(dims.width, dims.heads, bias=False) if options.decay else None
         if options.decay:
-            self.log_scale = nn.Parameter(torch.rand(dims.heads).neg().add(1).mul(16).log())
-            steps = torch.empty(dims.heads).uniform_(math.log(SHORTEST), math.log(LONGEST)).exp()
-            self.step_bias = nn.Parameter(steps.expm1().log())  # the inverse of softplus
+            self.log_scale = nn.Parameter((16 * (1 - torch.rand(dims.heads))).log())  # below 16 per unit of time
+            self.step_bias = nn.Parameter(bias_of_steps(dims.heads))
         self.out = GatedOutput(dims.width, dims.heads, dims.value_dim, "silu", dims.bias)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -3,7 +3,6 @@
 Axes: B batch, T tokens, D width, H heads, G key-value heads, K and V widths of a head.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,11 +15,8 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.channels import channel_delta_sums
-from rltransformers.functional.stages import GatedOutput, ShortConvolution, unit_length
+from rltransformers.functional.stages import GatedOutput, ShortConvolution, bias_of_steps, unit_length
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
-
-SHORTEST, LONGEST = 1e-3, 0.1
-"""Steps of time between which biases of the decays start; rates of heads start from 1 to 16 per unit of time."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +49,8 @@ class KimiDeltaAttention(StateMixer):
         self.rate = dims.projection(dims.width, dims.heads)
         rank, channels = options.rank or dims.head_dim, dims.heads * dims.head_dim
         self.decay = nn.Sequential(nn.Linear(dims.width, rank, bias=False), nn.Linear(rank, channels, bias=False))
-        self.log_scale = nn.Parameter(torch.empty(dims.heads).uniform_(1, 16).log())
-        steps = torch.empty(channels).uniform_(math.log(SHORTEST), math.log(LONGEST)).exp()
-        self.step_bias = nn.Parameter(steps.expm1().log())  # the inverse of softplus
+        self.log_scale = nn.Parameter(torch.empty(dims.heads).uniform_(1, 16).log())  # of rates per unit of time
+        self.step_bias = nn.Parameter(bias_of_steps(channels))
         self.out = GatedOutput(dims.width, dims.heads, dims.value_dim, "sigmoid", dims.bias)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

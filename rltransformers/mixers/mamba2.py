@@ -3,7 +3,6 @@
 Axes: B batch, T tokens, D width, H heads of P numbers, N numbers of the state for each of them.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.recurrences import causal_sums
-from rltransformers.functional.stages import ShortConvolution
+from rltransformers.functional.stages import ShortConvolution, bias_of_steps
 from rltransformers.mixers.interface import Dims, Mixed, StateMixer
 
 EPS = 1e-5
@@ -68,8 +67,7 @@ class Mamba2(StateMixer):
         self.widths = [self.inner, mixed, self.heads]
         self.project = nn.Linear(dims.width, sum(self.widths), bias=False)
         self.convolution = ShortConvolution(mixed, options.conv, bias=True) if options.conv else None
-        step = torch.empty(self.heads).uniform_(math.log(options.delta_min), math.log(options.delta_max)).exp()
-        self.step_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
+        self.step_bias = nn.Parameter(bias_of_steps(self.heads, options.delta_min, options.delta_max))
         self.log_rate = nn.Parameter(torch.empty(self.heads).uniform_(1, 16).log())
         self.skip = nn.Parameter(torch.ones(self.heads))
         self.gain = nn.Parameter(torch.ones(self.inner))
