@@ -42,8 +42,8 @@ _SWIGLU = "the transform is 4 widths wide, there 8/3 of one or less"
 _GPT = {"position": "learned", "ff": _GELU_TANH, "attention_bias": True, "final_norm": True, "memory_kind": "cache"}
 
 INITIAL = (
-    "Linear maps of every preset start as PyTorch's do, uniform within 1 / sqrt(inputs), and biases of attention at 0, "
-    "whatever the source draws them from."
+    "Linear maps of every preset start as PyTorch's do, uniform within 1 / sqrt(inputs), gates of `mlstm` and biases "
+    "of attention at 0, whatever the source draws them from."
 )
 
 PRESETS: dict[str, Preset] = {
@@ -354,6 +354,37 @@ PRESETS: dict[str, Preset] = {
         {**_MODERN, "position": "none", "prior": "forget"}, "Lin et al. 2025, arXiv 2503.02130, FoX (Pro)",
         "a sink; no norm of what heads read and no shift of keys and values; biases of forget gates start at 5, in the "
         f"authors' code at 0; {_SWIGLU}",
+    ),
+    "hybrid": Preset(
+        {**_MODERN, "mixer": ["gated_deltanet"] * 3 + [{"name": "softmax", "qk_norm": True}], "layers": 4},
+        "Qwen Team 2025, Qwen3-Next; Yang, Kautz and Hatamizadeh 2025, arXiv 2412.06464",
+        "every fourth layer attends to the memory, there to everything so far; RoPE turns all channels of queries and "
+        f"keys, there the first quarter (`dims`); {_SWIGLU} and one of a mixture of experts; heads do not share keys "
+        "(`kv_heads`); with fewer than four layers set `mixer`",
+    ),
+    "retnet": Preset(
+        {"mixer": "retention", "final_norm": True, "ff": {"name": "ffn", "activation": "gelu"}},
+        "Sun et al. 2023, arXiv 2307.08621",
+        "the layers of the paper, whose authors' later code has RMSNorm and SwiGLU; the transform is 4 widths wide, "
+        "there 2, beside values of twice the width",
+    ),
+    "mamba2": Preset(
+        {"mixer": "mamba2", "ff": "none", "norm": "rms", "final_norm": True}, "Dao & Gu 2024, arXiv 2405.21060",
+        "a state of 64 numbers, in the authors' code 128 (`state`); heads of width / heads numbers, there 64",
+    ),
+    "griffin": Preset(
+        {"layers": 3, "mixer": ["rg_lru", "rg_lru", "softmax"], "kv_heads": 1, "position": "rope", "norm": "rms",
+         "final_norm": True, "ff": {"name": "glu", "activation": "gelu_tanh"}},
+        "De et al. 2024, arXiv 2402.19427",
+        "attention covers the memory, there 1,024 tokens; the transform is 4 widths wide, there 3; RoPE turns all "
+        "channels, in the authors' code the first half (`dims`), which has a bias behind attention, too; with fewer "
+        "than three layers set `mixer`",
+    ),
+    "xlstm": Preset(
+        {"layers": 8, "mixer": ["mlstm", "slstm"] + ["mlstm"] * 6, "ff": "none", "final_norm": True},
+        "Beck et al. 2024, arXiv 2405.04517, xLSTM[7:1]",
+        "the scalar memory is the second of eight layers, there its places depend on the size; no transform behind "
+        "it, there a GeGLU; norms have biases",
     ),
     "decision_transformer": Preset(
         {"width": 128, "layers": 3, "heads": 1, "memory": 19, "tokens_per_step": 3, "dropout": 0.1,

@@ -149,9 +149,10 @@ def played(model: Agent) -> list[list[float]]:
 
 BETWEEN_LAYERS = (
     *("universal_act", "realformer", "reversible"),
-    *("predictive", "lazyformer", "calm", "depth_adaptive"),
+    *("predictive", "lazyformer", "calm", "depth_adaptive", "hybrid", "griffin", "xlstm"),
 )
-"""Presets whose mechanism lies between layers; of the others one layer shows all and takes half the time to write."""
+"""Presets whose mechanism lies between layers, or whose layers differ; of the others one shows all and takes half the
+time to write."""
 
 
 WRITTEN = (

@@ -574,9 +574,11 @@ def preset_config(name: str, **overrides: Any) -> BackboneConfig:
 
 
 def small_windows(name: str, layers: int = 2) -> dict[str, Any]:
-    """Settings of a preset whose windows have sizes of their own, for a memory of a few steps and so many layers."""
+    """Settings of a preset whose windows have sizes of their own, or whose layers differ, for few steps and layers."""
     config = PRESET_ROWS.get(name, Row()).config
     sized = {key: config[key] for key in ("pattern", "span") if key in config}
+    if isinstance(config.get("mixer"), list):
+        sized["mixer"] = config["mixer"]
     sized = {key: value[:layers] if isinstance(value, list) else value for key, value in sized.items()}
     return {"memory": config.get("memory", SMALL["memory"]), **sized} if sized else {}
 

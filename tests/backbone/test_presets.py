@@ -104,6 +104,11 @@ SOURCES = {
     "al_rfou": Facts("post_ln", scale=ROOT_DH),
     "modern": Facts("pre_ln", False, True, False, "silu", ROOT_DH),  # transformers, Qwen3
     "fox": Facts("pre_ln", False, True, False, "silu", ROOT_DH, BERT),  # zhixuan-lin/forgetting-transformer
+    "hybrid": Facts("pre_ln", False, True, False, "silu", None, BERT),  # transformers, Qwen3-Next
+    "retnet": Facts("pre_ln", False, True, False, "gelu", None, XAVIER),
+    "mamba2": Facts("pre_ln", False, True, False, None, None, TORCH),  # state-spaces/mamba, mixer_seq_simple.py
+    "griffin": Facts("pre_ln", False, True, True, "gelu_tanh", None, "LeCun, normal"),  # google-deepmind/recurrentgemma
+    "xlstm": Facts("pre_ln", False, True, False, None, None, "small, normal"),  # NX-AI/xlstm
     "decision_transformer": Facts("pre_ln", True, True, True, "relu", ROOT_DH, BERT),  # kzl/decision-transformer
 }
 WORDS = {
@@ -130,7 +135,7 @@ def built(name: str) -> Facts:
         any(module.bias is not None for module in maps[-1:]) or config.attention_bias,
         getattr(options, "activation", None),
         scale_of(mixer) if isinstance(mixer, Attention) and type(mixer.score) is Score else None,
-        TORCH if all(is_uniform(module) for module in maps) else "?",
+        TORCH if all(is_uniform(module) for module in maps if module.weight.any()) else "?",
     )
 
 

@@ -202,4 +202,8 @@ VARIANTS: dict[str, Row] = {
     ),
 }
 
-PRESET_ROWS: dict[str, Row] = {}
+# One layer of either kind: what the list repeats it repeats as it is.
+PRESET_ROWS: dict[str, Row] = {
+    "hybrid": Row({"mixer": ["gated_deltanet", {"name": "softmax", "qk_norm": True}]}),
+    "griffin": Row({"mixer": ["rg_lru", "softmax"]}),
+}
