@@ -27,8 +27,8 @@ from rltransformers.envs.memory_rules import (
     KeyToDoor,
     PassiveTMaze,
     ProofOfMemory,
-    _random_bits,
 )
+from rltransformers.envs.memory_rules.interface import random_bits
 
 Array = NDArray[Any]
 MODES = tuple(AutoresetMode)
@@ -564,7 +564,7 @@ def test_bits_of_distractors_are_those_of_split_mix_64() -> None:
     assert mixed(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # the first number of the reference from the seed 0
     step, seeds = 0x9E3779B97F4A7C15, (0, 1, 2**53 - 1)
     expected = [[mixed((mixed(seed * step % 2**64) + n * step) % 2**64) >> 63 for n in range(99)] for seed in seeds]
-    np.testing.assert_array_equal(_random_bits(np.array(seeds)[:, None], np.arange(99)), expected)
+    np.testing.assert_array_equal(random_bits(np.array(seeds)[:, None], np.arange(99)), expected)
 
 
 def cue_keeper(newest: bool) -> Callable[[Array], Array]:
