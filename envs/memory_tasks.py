@@ -198,6 +198,7 @@ def _step(rules: Rules, action_space: Any, state: State | None, actions: Array) 
 TASKS = (
     "CueRecall", "PassiveTMaze", "ActiveTMaze", "KeyToDoor",
     "Stitching", "ProofOfMemory", "DistractorTMaze", "EndlessTMaze",
+    "MovingCue", "LastKey", "Parity", "Dihedral",
 )  # fmt: skip
 """Names of tasks and of their rules; the classes ``<name>`` and ``<name>Vector`` stand in this module."""
 

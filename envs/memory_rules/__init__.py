@@ -12,11 +12,11 @@ from rltransformers.envs.memory_rules.interface import (
     State,
 )
 from rltransformers.envs.memory_rules.mazes import ActiveTMaze, DistractorTMaze, EndlessTMaze, PassiveTMaze
-from rltransformers.envs.memory_rules.questions import CueRecall
+from rltransformers.envs.memory_rules.questions import CueRecall, Dihedral, LastKey, MovingCue, Parity
 from rltransformers.envs.memory_rules.rooms import KeyToDoor, ProofOfMemory, Size, Stitching
 
 __all__ = [
-    "DOWN", "LEFT", "RIGHT", "UP", "ActiveTMaze", "Array", "CueRecall", "DistractorTMaze", "EndlessTMaze",
-    "KeyToDoor", "Length", "Outcome", "PassiveTMaze", "ProofOfMemory", "Rules",
+    "DOWN", "LEFT", "RIGHT", "UP", "ActiveTMaze", "Array", "CueRecall", "Dihedral", "DistractorTMaze", "EndlessTMaze",
+    "KeyToDoor", "LastKey", "Length", "MovingCue", "Outcome", "Parity", "PassiveTMaze", "ProofOfMemory", "Rules",
     "Size", "State", "Stitching",
 ]  # fmt: skip

@@ -102,6 +102,12 @@ def random_bits(seed: Array, place: Array) -> Array:
     return coin
 
 
+def random_shares(words: Array) -> Array:
+    """Random words as uniform numbers in [0, 1)."""
+    shares: Array = (words >> np.uint64(11)) * 2.0**-53
+    return shares
+
+
 def random_words(seed: Array, place: Array) -> Array:
     """64 random bits for every pair of seed and place, both whole numbers from 0: the same for the same pair.
 

@@ -41,6 +41,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "ProofOfMemory": {},
     "DistractorTMaze": {"corridor": 3, "distractors": 5, "limit": 9, "shortest_way": 1},
     "EndlessTMaze": {"corridor": 4, "shortest_corridor": 2, "junctions": 3},
+    "MovingCue": {"length": 9, "shortest_length": 4, "colors": 2, "places": 3, "move_probability": 0.5},
+    "LastKey": {"length": 6, "shortest_length": 2, "keys": 3, "values": 2},
+    "Parity": {"length": 6, "shortest_length": 1},
+    "Dihedral": {"length": 6, "sides": 4},
 }
 
 
