@@ -35,30 +35,35 @@ class ShortConvolution(nn.Module):
     """``silu(sum_k w_k * x_(t-k) + b)``, channel by channel, over the last tokens of the episode; zeros before it.
 
     Args:
-        channels, taps: X and the number of tokens, the token itself included.
+        channels, taps: X and the number of tokens, the token itself included; with 0 taps SiLU alone is left.
         bias: whether b exists.
         silu: whether SiLU follows.
 
     Attributes:
-        state_shape: of the rows that it keeps between calls, [taps - 1, X].
+        state_shape: of the rows that it keeps between calls, [taps - 1, X] or [0, X].
     """
+
+    kernel: nn.Parameter | None
+    bias: nn.Parameter | None
 
     def __init__(self, channels: int, taps: int = 4, bias: bool = False, silu: bool = True) -> None:
         super().__init__()
-        self.silu = silu
-        bound = taps**-0.5  # as nn.Conv1d
-        self.kernel = nn.Parameter(nn.init.uniform_(torch.empty(channels, taps), -bound, bound))
-        self.bias = nn.Parameter(nn.init.uniform_(torch.empty(channels), -bound, bound)) if bias else None
-        self.state_shape = (taps - 1, channels)
+        self.silu, self.kernel, self.bias = silu, None, None
+        if taps:
+            bound = taps**-0.5  # as nn.Conv1d
+            self.kernel = nn.Parameter(nn.init.uniform_(torch.empty(channels, taps), -bound, bound))
+            self.bias = nn.Parameter(nn.init.uniform_(torch.empty(channels), -bound, bound)) if bias else None
+        self.state_shape = (max(taps - 1, 0), channels)
 
     def forward(
         self, x: Float[Tensor, "B T X"], past: Float[Tensor, "B r X"], tokens: Tokens
     ) -> tuple[Float[Tensor, "B T X"], Float[Tensor, "B r X"]]:
         """Convolve a segment or a step; returns the rows that take the place of ``past``, too."""
-        rows = with_past(past, x)
-        out = depthwise(rows, self.kernel, tokens)
-        out = out if self.bias is None else out + self.bias
-        return F.silu(out) if self.silu else out, newest_rows(rows, past, tokens)
+        if self.kernel is not None:
+            rows = with_past(past, x)
+            x, past = depthwise(rows, self.kernel, tokens), newest_rows(rows, past, tokens)
+            x = x if self.bias is None else x + self.bias
+        return F.silu(x) if self.silu else x, past
 
 
 class GatedOutput(nn.Module):

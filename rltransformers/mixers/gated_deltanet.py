@@ -49,7 +49,7 @@ class GatedDeltaNet(StateMixer):
         query, key, value = dims.widths
         self.widths = [query, key * self.count, value * self.count]
         self.project = dims.projection(dims.width, sum(self.widths))
-        self.conv = ShortConvolution(sum(self.widths), options.conv) if options.conv else None
+        self.conv = ShortConvolution(sum(self.widths), options.conv)
         self.rate = dims.projection(dims.width, dims.heads * self.count)
         self.decay = nn.Linear(dims.width, dims.heads, bias=False) if options.decay else None
         if options.decay:
@@ -59,16 +59,15 @@ class GatedDeltaNet(StateMixer):
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The matrix of every head, and rows of the convolution."""
-        shapes: dict[str, tuple[int, ...]] = {"weights": (self.dims.heads, self.dims.head_dim, self.dims.value_dim)}
-        return shapes if self.conv is None else {**shapes, "taps": self.conv.state_shape}
+        return {
+            "weights": (self.dims.heads, self.dims.head_dim, self.dims.value_dim),
+            "taps": self.conv.state_shape,
+        }
 
     def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         """Tells the mean of beta as "rate", and of a as "kept"."""
-        dims, rows, after = self.dims, self.project(h), {}
-        if self.conv is None:
-            rows = F.silu(rows)
-        else:
-            rows, after["taps"] = self.conv(rows, state["taps"], call.tokens)
+        dims = self.dims
+        rows, taps = self.conv(self.project(h), state["taps"], call.tokens)
         q, k, v = rows.split(self.widths, -1)
         q = unit_length(q.unflatten(-1, (dims.heads, -1))).transpose(1, 2) * dims.head_dim**-0.5
         k, v = (x.unflatten(-1, (self.count, dims.kv_heads, -1)).permute(0, 3, 1, 2, 4) for x in (k, v))
@@ -76,13 +75,13 @@ class GatedDeltaNet(StateMixer):
         beta = self.top * self.rate(h).sigmoid()
         beta = beta.unflatten(-1, (self.count, -1)).permute(0, 3, 1, 2)
         log_decay = self.log_decay(h)
-        read, after["weights"] = delta_products(q, k, v, beta, state["weights"], call.tokens, log_decay=log_decay)
+        read, weights = delta_products(q, k, v, beta, state["weights"], call.tokens, log_decay=log_decay)
         if call.probe.listens:
             valid = call.tokens.valid()
             call.probe.metric("rate", beta.detach().permute(0, 2, 1, 3)[valid].mean())
             if log_decay is not None:
                 call.probe.metric("kept", log_decay.detach().transpose(1, 2)[valid].exp().mean())
-        return Mixed(self.out(read, h, call.wanted), after)
+        return Mixed(self.out(read, h, call.wanted), {"weights": weights, "taps": taps})
 
     def log_decay(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T"] | None:
         """``-exp(log_scale) softplus(w h + step_bias)``, the logarithm of a; None without decay."""

@@ -45,7 +45,7 @@ class KimiDeltaAttention(StateMixer):
         super().__init__()
         self.dims, self.top = dims, 2.0 if options.negative_eigenvalues else 1.0
         self.project = dims.projection(dims.width, sum(dims.widths))
-        self.conv = ShortConvolution(sum(dims.widths), options.conv) if options.conv else None
+        self.conv = ShortConvolution(sum(dims.widths), options.conv)
         self.rate = dims.projection(dims.width, dims.heads)
         rank, channels = options.rank or dims.head_dim, dims.heads * dims.head_dim
         self.decay = nn.Sequential(nn.Linear(dims.width, rank, bias=False), nn.Linear(rank, channels, bias=False))
@@ -55,17 +55,15 @@ class KimiDeltaAttention(StateMixer):
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The matrix of every head, and rows of the convolution."""
-        shapes: dict[str, tuple[int, ...]] = {"weights": (self.dims.heads, self.dims.head_dim, self.dims.value_dim)}
-        return shapes if self.conv is None else {**shapes, "taps": self.conv.state_shape}
+        return {
+            "weights": (self.dims.heads, self.dims.head_dim, self.dims.value_dim),
+            "taps": self.conv.state_shape,
+        }
 
     def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         """Tells the mean of beta as "rate", and of a as "kept"."""
-        dims, rows = self.dims, self.project(h)
-        after: LayerState = {}
-        if self.conv is None:
-            rows = F.silu(rows)
-        else:
-            rows, after["taps"] = self.conv(rows, state["taps"], call.tokens)
+        dims = self.dims
+        rows, taps = self.conv(self.project(h), state["taps"], call.tokens)
         q, k, v = (
             rows.unflatten(-1, (n, -1)).transpose(1, 2)
             for rows, n in zip(rows.split(dims.widths, -1), (dims.heads, dims.kv_heads, dims.kv_heads), strict=True)
@@ -74,12 +72,12 @@ class KimiDeltaAttention(StateMixer):
         k, v = (rows.repeat_interleave(dims.share, 1) for rows in (unit_length(k), v))
         beta = self.top * self.rate(h).sigmoid().transpose(1, 2)
         log_decay = self.log_decay(h)
-        read, after["weights"] = channel_delta_sums(q, k, v, beta, state["weights"], call.tokens, log_decay)
+        read, weights = channel_delta_sums(q, k, v, beta, state["weights"], call.tokens, log_decay)
         if call.probe.listens:
             valid = call.tokens.valid()
             call.probe.metric("rate", beta.detach().transpose(1, 2)[valid].mean())
             call.probe.metric("kept", log_decay.detach().transpose(1, 2)[valid].exp().mean())
-        return Mixed(self.out(read, h, call.wanted), after)
+        return Mixed(self.out(read, h, call.wanted), {"weights": weights, "taps": taps})
 
     def log_decay(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
         """``-exp(log_scale) softplus(W_2 W_1 h + step_bias)``, the logarithm of a; float32 at least."""

@@ -66,7 +66,7 @@ class Mamba2(StateMixer):
         mixed = self.inner + 2 * self.state  # x, B and C
         self.widths = [self.inner, mixed, self.heads]
         self.project = nn.Linear(dims.width, sum(self.widths), bias=False)
-        self.convolution = ShortConvolution(mixed, options.conv, bias=True) if options.conv else None
+        self.conv = ShortConvolution(mixed, options.conv, bias=True)
         self.step_bias = nn.Parameter(bias_of_steps(self.heads, options.delta_min, options.delta_max))
         self.log_rate = nn.Parameter(torch.empty(self.heads).uniform_(1, 16).log())
         self.skip = nn.Parameter(torch.ones(self.heads))
@@ -75,17 +75,12 @@ class Mamba2(StateMixer):
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The state of every head, and the last rows in front of the convolution."""
-        sums: dict[str, tuple[int, ...]] = {"sum": (self.heads, self.state, self.inner // self.heads)}
-        return sums if self.convolution is None else {**sums, "rows": self.convolution.state_shape}
+        return {"sum": (self.heads, self.state, self.inner // self.heads), "taps": self.conv.state_shape}
 
     def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
         """Tells the mean of exp(-A delta) as "kept"."""
         gate, mixed, step = self.project(h).split(self.widths, -1)
-        after: dict[str, Tensor] = {}
-        if self.convolution is None:
-            mixed = F.silu(mixed)
-        else:
-            mixed, after["rows"] = self.convolution(mixed, state["rows"], call.tokens)
+        mixed, taps = self.conv(mixed, state["taps"], call.tokens)
         x, key, query = mixed.split([self.inner, self.state, self.state], -1)
         x = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         key, query = (each[:, None].expand(-1, self.heads, -1, -1) for each in (key, query))
@@ -94,11 +89,11 @@ class Mamba2(StateMixer):
         if call.probe.listens:
             call.probe.metric("kept", log_decay.detach().exp().transpose(1, 2)[call.tokens.valid()].mean())
         value = x * delta[..., None]
-        read, after["sum"] = causal_sums(query, key, value, state["sum"], call.tokens, log_decay=log_decay)
+        read, total = causal_sums(query, key, value, state["sum"], call.tokens, log_decay=log_decay)
         read = read + self.skip[:, None, None] * x
         y = chosen(read.transpose(1, 2).flatten(2), call.wanted) * F.silu(chosen(gate, call.wanted))
         y = F.rms_norm(y, y.shape[-1:], eps=EPS) * self.gain
-        return Mixed(self.out(y.to(h.dtype)), after)
+        return Mixed(self.out(y.to(h.dtype)), {"sum": total, "taps": taps})
 
 
 SPEC = Spec(

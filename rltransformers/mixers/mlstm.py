@@ -71,7 +71,7 @@ class MatrixLSTM(StateMixer):
             )
         block = max(size for size in range(1, options.block + 1) if inner % size == 0)
         self.up = nn.Linear(dims.width, 2 * inner, bias=False)
-        self.conv = ShortConvolution(inner, options.conv, bias=True) if options.conv else None
+        self.conv = ShortConvolution(inner, options.conv, bias=True)
         self.query, self.key, self.value = (BlockDiagonal(inner, block) for _ in range(3))
         self.gates = nn.Linear(3 * inner, 2 * dims.heads)
         nn.init.zeros_(self.gates.weight)
@@ -84,17 +84,13 @@ class MatrixLSTM(StateMixer):
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Sums of every head, divided by exp(max), and rows of the convolution."""
         heads, width = self.heads, self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {"sum": (heads, width, width), "norm": (heads, width), "max": (heads,)}
-        return shapes if self.conv is None else {**shapes, "taps": self.conv.state_shape}
+        sums = {"sum": (heads, width, width), "norm": (heads, width), "max": (heads,)}
+        return {**sums, "taps": self.conv.state_shape}
 
     def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         """Tells the mean of f as "kept"."""
         x, gate = self.up(h).chunk(2, -1)
-        taps: LayerState = {}
-        if self.conv is None:
-            near = F.silu(x)
-        else:
-            near, taps["taps"] = self.conv(x, state["taps"], call.tokens)
+        near, taps = self.conv(x, state["taps"], call.tokens)
         q, k, v = self.query(near), self.key(near), self.value(x)
         gates = self.gates(torch.cat([q, k, v], -1))
         log_input, forget = gates.to(torch.promote_types(gates.dtype, torch.float32)).transpose(1, 2).chunk(2, 1)
@@ -105,7 +101,7 @@ class MatrixLSTM(StateMixer):
         read, after = exponential_attention(q, k, v, log_input, F.logsigmoid(forget), state, call.tokens)
         rows, near, gate = (chosen(rows, call.wanted) for rows in (read.transpose(1, 2), near, gate))
         mixed = F.layer_norm(rows, rows.shape[-1:]).flatten(2) * self.gain + self.skip * near
-        return Mixed(self.down((mixed * F.silu(gate)).to(h.dtype)), {**after, **taps})
+        return Mixed(self.down((mixed * F.silu(gate)).to(h.dtype)), {**after, "taps": taps})
 
 
 SPEC = Spec(

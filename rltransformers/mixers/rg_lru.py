@@ -50,8 +50,6 @@ class RealGatedLRU(StateMixer):
     Source: De et al. 2024 (arXiv 2402.19427), sections 2.3 and 2.4.
     """
 
-    convolution: ShortConvolution | None
-
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         low, high = options.a_min, options.a_max
@@ -59,7 +57,7 @@ class RealGatedLRU(StateMixer):
             raise ConfigError(f"rg_lru: a_min ({low:g}) must be at most a_max ({high:g})")
         self.size = round(options.expansion * dims.width)
         self.project = nn.Linear(dims.width, 2 * self.size)
-        self.convolution = ShortConvolution(self.size, options.conv, bias=True, silu=False) if options.conv else None
+        self.conv = ShortConvolution(self.size, options.conv, bias=True, silu=False)
         self.gates = nn.Linear(self.size, 2 * self.size)
         rate = -torch.empty(self.size).uniform_(low, high).log() / SHARPNESS
         self.rate = nn.Parameter(torch.expm1(rate).log())  # the inverse of softplus
@@ -67,23 +65,20 @@ class RealGatedLRU(StateMixer):
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The numbers carried, and rows of the convolution."""
-        taps = {} if self.convolution is None else {"taps": self.convolution.state_shape}
-        return {"carry": (self.size,), **taps}
+        return {"carry": (self.size,), "taps": self.conv.state_shape}
 
     def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         """Tells the mean of what is kept per token as "keep"."""
         branch, x = self.project(h).chunk(2, -1)
-        after: LayerState = {}
-        if self.convolution is not None:
-            x, after["taps"] = self.convolution(x, state["taps"], call.tokens)
+        x, taps = self.conv(x, state["taps"], call.tokens)
         recurrence, entry = self.gates(x).to(torch.promote_types(x.dtype, torch.float32)).sigmoid().chunk(2, -1)
         log_keep = -SHARPNESS * F.softplus(self.rate.to(recurrence.dtype)) * recurrence
         if call.probe.listens:
             call.probe.metric("keep", log_keep.detach().exp()[call.tokens.valid()].mean())
         scale = (-torch.expm1(2 * log_keep)).clamp(min=LEAST).sqrt()
-        rows, after["carry"] = scan(log_keep.exp(), scale * (entry * x), state["carry"], call.tokens)
+        rows, carry = scan(log_keep.exp(), scale * (entry * x), state["carry"], call.tokens)
         mixed = F.gelu(chosen(branch, call.wanted)) * chosen(rows, call.wanted).to(h.dtype)
-        return Mixed(self.out(mixed), after)
+        return Mixed(self.out(mixed), {"carry": carry, "taps": taps})
 
 
 SPEC = Spec(

@@ -17,6 +17,7 @@ B, T, X = 3, 11, 5
 def test_a_short_convolution_is_that_of_pytorch_in_every_episode(bias: bool, silu: bool) -> None:
     ours = ShortConvolution(X, bias=bias, silu=silu).double()
     torchs = nn.Conv1d(X, X, 4, groups=X, bias=bias, padding=3).double()
+    assert ours.kernel is not None
     torchs.weight.data = ours.kernel.data.flip(-1)[:, None]
     if ours.bias is not None:
         assert torchs.bias is not None
@@ -50,6 +51,14 @@ def test_steps_of_a_short_convolution_are_its_segments(sizes: list[int]) -> None
     assert torch.equal(past, last)
     padding = tokens_of(reset, before, torch.tensor([0, T, 2]))
     assert torch.equal(ours(x.flip(1), past, padding)[1][0], past[0])  # no valid token
+
+
+@pytest.mark.parametrize("silu", [False, True])
+def test_without_taps_silu_is_left_and_no_row_is_kept(silu: bool) -> None:
+    ours, x = ShortConvolution(X, 0, bias=True, silu=silu), torch.randn(B, T, X)
+    out, past = ours(x, torch.zeros(B, *ours.state_shape), tokens_of(torch.zeros(B, T).bool(), torch.zeros(B).long()))
+    assert torch.equal(out, functional.silu(x) if silu else x)
+    assert past.shape == (B, 0, X) and not [*ours.parameters()]
 
 
 @pytest.mark.parametrize("gate", ["silu", "sigmoid", "none"])

@@ -41,8 +41,7 @@ def state_after(mixer: mamba2.Mamba2, x: Tensor) -> Tensor:
 def products(mixer: mamba2.Mamba2, x: Tensor) -> Tensor:
     """B x^T of every token and head [T, H, N, P]."""
     rows = mixer.project(x)[..., mixer.inner : -mixer.heads]
-    assert mixer.convolution is not None
-    mixed, _ = mixer.convolution(rows, fresh(mixer)["rows"], one_episode(x.shape[1]))
+    mixed, _ = mixer.conv(rows, fresh(mixer)["taps"], one_episode(x.shape[1]))
     value, key, _ = mixed[0].split([mixer.inner, 6, 6], -1)
     return torch.einsum("tn,thp->thnp", key, value.unflatten(-1, (mixer.heads, -1)))
 

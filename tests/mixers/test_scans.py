@@ -130,8 +130,8 @@ def test_an_rg_lru_starts_in_its_range_and_survives_gates_that_are_shut() -> Non
     x = torch.zeros(1, 1, 12)
     mixer.gates.bias.data.fill_(800.0)
     mixer.project.bias.data.zero_()
-    assert mixer.convolution is not None and mixer.convolution.bias is not None
-    mixer.convolution.bias.data.zero_()
+    assert mixer.conv.bias is not None
+    mixer.conv.bias.data.zero_()
     start = {"carry": torch.ones(1, 96), "taps": torch.zeros(1, 3, 96)}
     kept = run(mixer, x, start)[1]["carry"]
     assert 0.5 <= kept.min() < 0.52 and 0.68 < kept.max() <= 0.7

@@ -7,17 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.attention.row import KERNEL, Row
+from tests.attention.stages import State, sigmoid, tanh
 from tests.attention.twins import other_mixer
-
-State = dict[str, Tensor]
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-x))
-
-
-def tanh(x: Tensor) -> Tensor:
-    return (torch.exp(2 * x) - 1) / (torch.exp(2 * x) + 1)
 
 
 def gates(mixer: Any, count: int, x: Tensor, h: Tensor) -> tuple[list[Tensor], list[Tensor]]:

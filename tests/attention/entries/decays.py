@@ -7,25 +7,14 @@ import torch
 from torch import Tensor
 
 from rltransformers.laws import Limit
-from tests.attention.entries.kernels import State
 from tests.attention.row import GROUPED, KERNEL, NONE, Row
+from tests.attention.stages import State, gated_output, short_convolution, sigmoid, softplus
 from tests.attention.twins import other_mixer
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-x))
-
-
-def gated_output(output: Any, heads: list[list[Tensor]], x: Tensor) -> Tensor:
-    """Norm and gate of what every head read at every token, and the projection."""
-    rows = []
-    for t, row in enumerate(x):
-        mixed = torch.cat([r[t] / torch.sqrt((r[t] ** 2).mean() + 1e-5) * output.gain for r in heads])
-        if output.gate is not None:
-            gate = output.gate(row)
-            mixed = mixed * sigmoid(gate) * (gate if output.act is torch.nn.functional.silu else 1)
-        rows.append(output.out(mixed))
-    return torch.stack(rows)
+def of_tokens(stage: Any, heads: list[list[Tensor]], x: Tensor) -> Tensor:
+    """Outputs of all tokens, of what every head read at each."""
+    return torch.stack([gated_output(list(read), row, stage) for *read, row in zip(*heads, x, strict=True)])
 
 
 def gla_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
@@ -43,32 +32,26 @@ def gla_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
             out.append(total.T @ q[h * width : (h + 1) * width] / math.sqrt(width))
         read.append(out)
         sums.append(total)
-    return gated_output(mixer.output, read, x), {"sum": torch.stack(sums)}
+    return of_tokens(mixer.output, read, x), {"sum": torch.stack(sums)}
 
 
 def mamba2_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
     width, states, outs = mixer.inner // mixer.heads, mixer.state, []
-    conv = mixer.convolution
-    projected = [mixer.project(row).split([mixer.inner, mixer.inner + 2 * states, mixer.heads]) for row in x]
-    rows = [torch.zeros_like(projected[0][1]) for _ in (conv.kernel[0, 1:] if conv else ())]
+    gates, rows, steps = mixer.project(x).split([mixer.inner, mixer.inner + 2 * states, mixer.heads], -1)
+    rows, taps = short_convolution(rows, mixer.conv)
     sums = [torch.zeros(states, width) for _ in range(mixer.heads)]
-    for gate, row, steps in projected:
-        rows = [*rows, row]
-        taps = conv.kernel.T if conv else [1.0]
-        mixed = sum(w * past for w, past in zip(taps, rows[::-1], strict=True)) + (conv.bias if conv else 0)
-        rows, mixed = rows[1:], mixed * sigmoid(mixed)
-        key, query = mixed[mixer.inner : mixer.inner + states], mixed[mixer.inner + states :]
+    for t, gate in enumerate(gates):
+        key, query = rows[t, mixer.inner : mixer.inner + states], rows[t, mixer.inner + states :]
         out = []
         for h in range(mixer.heads):
-            value = mixed[h * width : (h + 1) * width]
-            step = torch.log(1 + torch.exp(steps[h] + mixer.step_bias[h]))
+            value = rows[t, h * width : (h + 1) * width]
+            step = softplus(steps[t, h] + mixer.step_bias[h])
             decay = torch.exp(-torch.exp(mixer.log_rate[h]) * step)
             sums[h] = decay * sums[h] + step * torch.outer(key, value)
             out.append(sums[h].T @ query + mixer.skip[h] * value)
         y = torch.cat(out) * gate * sigmoid(gate)
         outs.append(mixer.out(y / torch.sqrt((y**2).mean() + 1e-5) * mixer.gain))
-    state = {"sum": torch.stack(sums)}
-    return torch.stack(outs), {**state, "rows": torch.stack(rows)} if conv else state
+    return torch.stack(outs), {"sum": torch.stack(sums), "taps": taps}
 
 
 def turn(rows: Tensor, base: float | None, steps: int) -> Tensor:
@@ -98,7 +81,7 @@ def retention_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
             out.append(total.T @ q[h * width : (h + 1) * width] / math.sqrt(width))
         read.append(out)
         sums.append(turn(total, base, -1))
-    return gated_output(mixer.output, read, x), {"sum": torch.stack(sums)}
+    return of_tokens(mixer.output, read, x), {"sum": torch.stack(sums)}
 
 
 def decays_of_heads(special: Any, plain: Any) -> None:

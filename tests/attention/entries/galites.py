@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.attention.entries.kernels import State
 from tests.attention.row import GROUPED, GROUPED_SIZES, Row
+from tests.attention.stages import State, sigmoid
 from tests.attention.twins import other_mixer
 
 
@@ -29,10 +29,10 @@ def of_heads(mixer: Any, x: Tensor) -> list[dict[str, Tensor]]:
         q = queries[h * dims.head_dim :][: dims.head_dim]
         k = keys[g * dims.head_dim :][: dims.head_dim]
         said["v"] = values[g * dims.value_dim :][: dims.value_dim]
-        said["b"] = 1 / (1 + torch.exp(-said["b"]))
+        said["b"] = sigmoid(said["b"])
         said["phi_k"] = torch.outer(said["p1"].clamp(min=0), k.clamp(min=0)).flatten()
         said["phi_q"] = torch.outer(said["p2"].clamp(min=0), q.clamp(min=0)).flatten()
-        said["g"] = torch.outer(1 / (1 + torch.exp(-said["p3"])), 1 / (1 + torch.exp(-said["g"]))).flatten()
+        said["g"] = torch.outer(sigmoid(said["p3"]), sigmoid(said["g"])).flatten()
         rows.append(said)
     return rows
 

@@ -18,9 +18,9 @@ from tests.attention.row import (
     tie_projections,
     zero,
 )
+from tests.attention.stages import State
 from tests.attention.twins import other_mixer
 
-State = dict[str, Tensor]
 Head = Callable[[int, list[Tensor], list[Tensor], list[Tensor]], tuple[list[Tensor], State]]
 
 

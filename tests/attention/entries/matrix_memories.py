@@ -9,50 +9,14 @@ from torch import Tensor
 
 from rltransformers.laws import Limit
 from tests.attention.row import GROUPED, KERNEL, NONE, Row, fill
+from tests.attention.stages import State, gated_output, short_convolution, sigmoid, softplus, unit_length
 from tests.attention.twins import other_mixer
-
-State = dict[str, Tensor]
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-x))
-
-
-def softplus(x: Tensor) -> Tensor:
-    return torch.log(1 + torch.exp(x))
-
-
-def short_convolution(x: Tensor, conv: Any) -> tuple[Tensor, Tensor]:
-    """A short convolution with SiLU of the rows of an episode, token by token, and the rows that it keeps."""
-    taps, out = conv.kernel.shape[1], []
-    for t in range(len(x)):
-        total = torch.zeros(x.shape[1]) if conv.bias is None else conv.bias
-        for lag in range(min(t + 1, taps)):
-            total = total + conv.kernel[:, lag] * x[t - lag]
-        out.append(total * sigmoid(total))
-    return torch.stack(out), torch.cat([x.new_zeros(taps - 1, x.shape[1]), x])[len(x) :]
-
-
-def gated_output(heads: list[Tensor], row: Tensor, stage: Any) -> Tensor:
-    """The output of one token: heads divided by their root mean square, times a gate, projected."""
-    rows = [head / torch.sqrt((head @ head) / len(head) + 1e-5) * stage.gain for head in heads]
-    gate = stage.gate(row)
-    act = gate * sigmoid(gate) if stage.act is torch.nn.functional.silu else sigmoid(gate)
-    return stage.out(torch.cat(rows) * act)
-
-
-def length_one(x: Tensor) -> Tensor:
-    return x / torch.sqrt(x @ x + 1e-6)
 
 
 def delta_twin(mixer: Any, x: Tensor, count: int, kept: Callable[[Tensor, int], Tensor]) -> tuple[Tensor, State]:
     """Corrections of an episode behind the decay ``kept``, a number or one per channel, of a token and a head."""
     dims = mixer.dims
-    rows, state = mixer.project(x), {}
-    if mixer.conv is None:
-        rows = rows * sigmoid(rows)
-    else:
-        rows, state["taps"] = short_convolution(rows, mixer.conv)
+    rows, taps = short_convolution(mixer.project(x), mixer.conv)
     width, value_width = dims.head_dim, dims.value_dim
     queries = dims.heads * width
     values = queries + count * dims.kv_heads * width
@@ -64,13 +28,13 @@ def delta_twin(mixer: Any, x: Tensor, count: int, kept: Callable[[Tensor, int], 
             matrices[h] = matrices[h] * kept(row, h)
             for r in range(count):
                 place = r * dims.kv_heads + g
-                k = length_one(rows[t, queries + place * width :][:width])
+                k = unit_length(rows[t, queries + place * width :][:width])
                 v = rows[t, values + place * value_width :][:value_width]
                 beta = mixer.top * sigmoid(mixer.rate(row)[r * dims.heads + h])
                 matrices[h] = matrices[h] + beta * torch.outer(v - matrices[h] @ k, k)
-            heads.append(matrices[h] @ length_one(rows[t, h * width :][:width]) / math.sqrt(width))
+            heads.append(matrices[h] @ unit_length(rows[t, h * width :][:width]) / math.sqrt(width))
         out.append(gated_output(heads, row, mixer.out))
-    return torch.stack(out), {**state, "weights": torch.stack(matrices).transpose(1, 2)}
+    return torch.stack(out), {"weights": torch.stack(matrices).transpose(1, 2), "taps": taps}
 
 
 def gated_deltanet_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
@@ -99,11 +63,8 @@ def block_map(x: Tensor, weight: Tensor) -> Tensor:
 def mlstm_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
     """In the form with m, by which the sums are divided; at a distance from it nothing depends on m."""
     inner, width = mixer.skip.shape[0], mixer.head_dim
-    rows, state = mixer.up(x)[:, :inner], {}
-    if mixer.conv is None:
-        near = rows * sigmoid(rows)
-    else:
-        near, state["taps"] = short_convolution(rows, mixer.conv)
+    rows = mixer.up(x)[:, :inner]
+    near, taps = short_convolution(rows, mixer.conv)
     sums, norms = [torch.zeros(width, width)] * mixer.heads, [torch.zeros(width)] * mixer.heads
     largest, out = [torch.zeros(())] * mixer.heads, []
     for t, row in enumerate(x):
@@ -112,7 +73,7 @@ def mlstm_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
         gates, heads = mixer.gates(torch.cat([q, k, v])), []
         for h in range(mixer.heads):
             own = slice(h * width, (h + 1) * width)
-            log_input, log_forget = gates[h], -torch.log(1 + torch.exp(-gates[mixer.heads + h]))
+            log_input, log_forget = gates[h], -softplus(-gates[mixer.heads + h])
             before, key = largest[h], k[own] / math.sqrt(width)
             largest[h] = torch.maximum(log_forget + before, log_input).detach()
             keep, add = torch.exp(log_forget + before - largest[h]), torch.exp(log_input - largest[h])
@@ -123,10 +84,8 @@ def mlstm_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
             heads.append(read / torch.sqrt(read @ read / width + 1e-5))
         gate = mixer.up(row)[inner:]
         out.append(mixer.down((torch.cat(heads) * mixer.gain + mixer.skip * near[t]) * gate * sigmoid(gate)))
-    return torch.stack(out), {
-        **state,
-        **{name: torch.stack(x) for name, x in (("sum", sums), ("norm", norms), ("max", largest))},
-    }
+    state = {"sum": torch.stack(sums), "norm": torch.stack(norms), "max": torch.stack(largest)}
+    return torch.stack(out), {**state, "taps": taps}
 
 
 DELTANET = "tests/mixers/test_gated_deltanet.py::"

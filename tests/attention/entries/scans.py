@@ -9,10 +9,10 @@ from torch import Tensor
 from rltransformers.backbone import Backbone
 from rltransformers.laws import Limit
 from tests.attention.row import GROUPED, KERNEL, NONE, Row
-from tests.attention.twins import other_mixer, sigmoid
+from tests.attention.stages import State, short_convolution, sigmoid
+from tests.attention.twins import other_mixer
 
 SCANS = "tests/mixers/test_scans.py::"
-State = dict[str, Tensor]
 
 
 def min_rnn_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
@@ -81,25 +81,15 @@ def rg_lru_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
     """De et al. 2024, equations 1 to 4, in the recurrent block of section 2.3."""
     size, out, h = mixer.size, [], torch.zeros(mixer.size)
     projected = [mixer.project.weight @ row + mixer.project.bias for row in x]
-    taps = 0 if mixer.convolution is None else mixer.convolution.kernel.shape[1]
-    for t, both in enumerate(projected):
-        y = both[size:]
-        if taps:
-            kernel = mixer.convolution.kernel
-            y = mixer.convolution.bias + sum(
-                (kernel[:, lag] * projected[t - lag][size:] for lag in range(min(taps, t + 1))), torch.zeros(size)
-            )
+    inputs, taps = short_convolution(torch.stack(projected)[:, size:], mixer.conv)
+    for both, y in zip(projected, inputs, strict=True):
         gates = sigmoid(mixer.gates.weight @ y + mixer.gates.bias)
         a = (1 / (1 + torch.exp(mixer.rate))) ** (8 * gates[:size])
         h = a * h + torch.sqrt(1 - a * a) * (gates[size:] * y)
         branch = both[:size]
         gelu = branch * 0.5 * (1 + torch.erf(branch / math.sqrt(2)))
         out.append(mixer.out.weight @ (gelu * h) + mixer.out.bias)
-    state = {"carry": h}
-    if taps:
-        rows = [torch.zeros(size)] * taps + [both[size:] for both in projected]
-        state["taps"] = torch.stack(rows[-taps:])[1:]
-    return torch.stack(out), state
+    return torch.stack(out), {"carry": h, "taps": taps}
 
 
 def ffm_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
