@@ -1,22 +1,21 @@
 """Kimi Delta Attention: the corrections of Gated DeltaNet, with a decay for every channel of the key.
 
-Axes: B batch, T tokens, D width, H heads, G key-value heads, K and V widths of a head.
+Axes: B batch, T tokens, D width, H heads, K width of a head.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
-from rltransformers.functional.call import Call
+from rltransformers.functional.call import Tokens
 from rltransformers.functional.channels import channel_delta_sums
-from rltransformers.functional.stages import GatedOutput, ShortConvolution, bias_of_steps, unit_length
-from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
+from rltransformers.functional.stages import GatedOutput, bias_of_steps
+from rltransformers.mixers.delta_rule import DeltaRule, Taps
+from rltransformers.mixers.interface import Dims
 
 
 @dataclass(frozen=True)
@@ -32,58 +31,31 @@ class Options:
 
     negative_eigenvalues: bool = False
     rank: Size | None = None
-    conv: Annotated[int, Ge(0), Le(64)] = 4
+    conv: Taps = 4
 
 
-class KimiDeltaAttention(StateMixer):
-    """``S = diag(a_t) S_(t-1)``, then ``S_t = S + beta_t k_t (v_t - S^T k_t)^T``; ``o_t = S_t^T q_t / sqrt(K)``.
-
-    Heads that share keys and values forget and correct at rates of their own.
-    """
+class KimiDeltaAttention(DeltaRule):
+    """The delta rule with a decay per channel."""
 
     def __init__(self, dims: Dims, options: Options) -> None:
-        super().__init__()
-        self.dims, self.top = dims, 2.0 if options.negative_eigenvalues else 1.0
-        self.project = dims.projection(dims.width, sum(dims.widths))
-        self.conv = ShortConvolution(sum(dims.widths), options.conv)
-        self.rate = dims.projection(dims.width, dims.heads)
+        super().__init__(dims, options.conv, options.negative_eigenvalues)
         rank, channels = options.rank or dims.head_dim, dims.heads * dims.head_dim
         self.decay = nn.Sequential(nn.Linear(dims.width, rank, bias=False), nn.Linear(rank, channels, bias=False))
         self.log_scale = nn.Parameter(torch.empty(dims.heads).uniform_(1, 16).log())  # of rates per unit of time
         self.step_bias = nn.Parameter(bias_of_steps(channels))
         self.out = GatedOutput(dims.width, dims.heads, dims.value_dim, "sigmoid", dims.bias)
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The matrix of every head, and rows of the convolution."""
-        return {
-            "weights": (self.dims.heads, self.dims.head_dim, self.dims.value_dim),
-            "taps": self.conv.state_shape,
-        }
-
-    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
-        """Tells the mean of beta as "rate", and of a as "kept"."""
-        dims = self.dims
-        rows, taps = self.conv(self.project(h), state["taps"], call.tokens)
-        q, k, v = (
-            rows.unflatten(-1, (n, -1)).transpose(1, 2)
-            for rows, n in zip(rows.split(dims.widths, -1), (dims.heads, dims.kv_heads, dims.kv_heads), strict=True)
-        )
-        q = unit_length(q) * dims.head_dim**-0.5
-        k, v = (rows.repeat_interleave(dims.share, 1) for rows in (unit_length(k), v))
-        beta = self.top * self.rate(h).sigmoid().transpose(1, 2)
-        log_decay = self.log_decay(h)
-        read, weights = channel_delta_sums(q, k, v, beta, state["weights"], call.tokens, log_decay)
-        if call.probe.listens:
-            valid = call.tokens.valid()
-            call.probe.metric("rate", beta.detach().transpose(1, 2)[valid].mean())
-            call.probe.metric("kept", log_decay.detach().transpose(1, 2)[valid].exp().mean())
-        return Mixed(self.out(read, h, call.wanted), {"weights": weights, "taps": taps})
-
     def log_decay(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
-        """``-exp(log_scale) softplus(W_2 W_1 h + step_bias)``, the logarithm of a; float32 at least."""
+        """``-exp(log_scale) softplus(W_2 W_1 h + step_bias)``; float32 at least."""
         steps = self.decay(h)
         steps = F.softplus(steps.to(torch.promote_types(steps.dtype, torch.float32)) + self.step_bias)
         return -self.log_scale.exp()[:, None, None] * steps.unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
+
+    @staticmethod
+    def correct(
+        q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor, tokens: Tokens, log_decay: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return channel_delta_sums(q, k.squeeze(3), v.squeeze(3), beta.squeeze(3), state, tokens, log_decay)
 
 
 SPEC = Spec(
