@@ -71,6 +71,7 @@ SCALED: dict[tuple[str, str], dict[str, Any]] = {
     ("span", "adaptive_dynamic"): {"span": {"name": "adaptive_dynamic", "ramp": 32.0, "bias": 0.0}},
     ("span", "multi_scale"): {"span": {"name": "multi_scale", "windows": [1, 3, 16, 65]}},
     ("memory_kind", "compressive"): {"memory_kind": {"name": "compressive", "slots": 16, "rate": 4}},
+    ("memory_kind", "slots"): {"memory_kind": {"name": "slots", "slots": 16, "block": 16}},
     ("memory_kind", "memorizing"): {"memory_kind": {"name": "memorizing", "store": 256, "neighbors": 16}},
 }
 SETTING = (

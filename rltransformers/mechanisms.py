@@ -38,11 +38,11 @@ from rltransformers.core.spec import WEIGHT, Choice, Feature, Loss, NoOptions, R
 from rltransformers.functional.call import Call, Tokens, chosen
 from rltransformers.functional.channels import channel_delta_sums, channel_sums
 from rltransformers.functional.delta import delta_products, delta_sums
-from rltransformers.functional.keys import Past
+from rltransformers.functional.keys import At, Group, Past
 from rltransformers.functional.recurrences import causal_sums, exponential_attention, kernel_attention
 from rltransformers.functional.scan import complex_scan, running_max, scan
 from rltransformers.functional.stages import GatedOutput, ShortConvolution, bias_of_steps, unit_length
-from rltransformers.memory.interface import MemoryOptions, RowMemory
+from rltransformers.memory.interface import Form, MemoryOptions, Remembered, RowMemory
 from rltransformers.mixers.interface import Dims, Mixed, Mixer, RowMixer, StateMixer
 from rltransformers.mixers.kernel import HeadsMixer, KernelAttention
 from rltransformers.policies.readouts.catalogue import READOUTS
@@ -52,11 +52,11 @@ from rltransformers.policies.set_encoders.interface import EncoderOptions
 from rltransformers.positions.interface import Acts, Position
 
 __all__ = [
-    "Acts", "Attention", "Call", "Choice", "Chooser", "Columns", "Combine", "ConfigError", "Datastore", "Depth", "Dims",
-    "EncoderOptions", "Feature", "Gate", "Gated", "GatedOutput", "HandUp", "HeadOptions", "HeadsMixer",
-    "Judged", "KernelAttention", "Loss", "MemoryOptions", "Mixed", "Mixer", "NoOptions", "Objective", "Part",
-    "Past", "Plan", "Position", "PostNorm", "PreNorm", "Probe", "Reach", "Readout", "Refusal", "Residual",
-    "RowMemory", "RowMixer", "Rule", "Score", "Selected", "ShortConvolution", "Size", "Spec", "Stage",
+    "Acts", "At", "Attention", "Call", "Choice", "Chooser", "Columns", "Combine", "ConfigError", "Datastore", "Depth",
+    "Dims", "EncoderOptions", "Feature", "Form", "Gate", "Gated", "GatedOutput", "Group", "HandUp", "HeadOptions",
+    "HeadsMixer", "Judged", "KernelAttention", "Loss", "MemoryOptions", "Mixed", "Mixer", "NoOptions", "Objective",
+    "Part", "Past", "Plan", "Position", "PostNorm", "PreNorm", "Probe", "Reach", "Readout", "Refusal", "Remembered",
+    "Residual", "RowMemory", "RowMixer", "Rule", "Score", "Selected", "ShortConvolution", "Size", "Spec", "Stage",
     "StateMixer", "Store", "StoreOptions", "Tokens", "Traits", "Unread", "View", "bias_of_steps", "causal_sums",
     "channel_delta_sums", "channel_sums", "chosen", "complex_scan", "delta_products", "delta_sums",
     "exponential_attention", "kernel_attention", "register", "running_max", "scan", "unit_length",

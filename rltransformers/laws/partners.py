@@ -51,7 +51,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "camtl": {"name": "camtl", "tasks": 2, "task": 0, "block": 3},
     },
     "span": {"multi_scale": {"name": "multi_scale", "windows": [1, 3, 15]}},
-    "memory_kind": {"compressive": COMPRESSIVE},
+    "memory_kind": {"compressive": COMPRESSIVE, "slots": {"name": "slots", "slots": 2, "block": 3}},
 }
 """Values of the mechanisms whose examples do not fit ``SIZES``, by axis and name."""
 

@@ -72,6 +72,7 @@ OF_THEIR_OWN = (
     *("selection:lsh", "selection:sac", "selection:sinkhorn", "selection:routing", "span:adaptive_dynamic"),
     *("depth:universal_act", "depth:calm", "depth:depth_adaptive", "exits one decision after the other"),
     *("head_mixing:capsule_em", "head_mixing:capsule_dynamic", "summaries of heads", "memory_kind:memorizing"),
+    "memory_kind:slots",
     *("pattern:random", "pattern:image_2d", "position:sinusoidal_learned_base", "position:global_labels"),
     *("mixer:gated_deltanet", "Gated DeltaNet with three corrections", "mixer:mlstm", "mixer:kda"),
     "mLSTM without expansion or convolution",

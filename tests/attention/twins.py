@@ -407,6 +407,7 @@ class Memory:
     key: Callable[[Reader, Tensor], Tensor] = lambda reader, k: k
     recall: Callable[..., Tensor] = lambda reader, head, q, stored, logits, out: out
     state_of_slots: Callable[[Reader, Rows, int], dict[str, Tensor]] = lambda reader, slots, count: {}
+    tokens_of_slot: Callable[[Reader], int] = lambda reader: reader.options("memory_kind").rate
 
 
 def by_blocks(reader: Reader, head: int, t: int) -> list[Key]:
@@ -692,7 +693,7 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
     stored = [key_of(row, s) for s, row in enumerate(prepared)]
     sources = {("token", s): compared(pairs) for s, pairs in enumerate(stored)}
     for number, slot in enumerate(slots):
-        last = (number + 1) * reader.options("memory_kind").rate - 1
+        last = (number + 1) * memory.tokens_of_slot(reader) - 1
         sources["slot", number] = compared(key_of(reader.prepare("join_mixing", slot), last))
     pattern = windows_of(reader)[0]
     for t, query_row in enumerate(prepared):

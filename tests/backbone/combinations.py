@@ -174,6 +174,10 @@ REFUSED: list[tuple[str, str, str]] = [
     ("memory_kind: memorizing", "depth: universal act universal_act; losses: ponder", "there is only one layer"),
     ("memory_kind: memorizing", "setting: no_memory", "does not make it memoryless"),
     ("memory_kind: memorizing", "losses: compression", "has nothing to act on"),
+    # Slots are rows beside those of the window, and are kept whatever the window is.
+    ("memory_kind: slots", f"{NO_SCORES}; {TAPS}; {SLOTS}; {KEYLESS}; mixer: lowrank_band", "compressed rows"),
+    ("memory_kind: slots", "setting: no_memory", "does not make the layers memoryless"),
+    ("memory_kind: slots", "losses: compression", "has nothing to act on"),
     # Scores that are not products of queries and keys, or have no keys at all.
     (
         f"{OF_PRODUCTS}; selection: routing lsh; losses: commitment; pattern: bp etc",

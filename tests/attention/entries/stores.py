@@ -1,4 +1,4 @@
-"""Rows and twins of further entries: stores."""
+"""Rows and twins of further entries: memories behind the window."""
 
 import math
 
@@ -79,6 +79,66 @@ def memorizing(**options: object) -> dict[str, object]:
     return {"memory_kind": {"name": "memorizing", "store": 3, "neighbors": 2, **options}}
 
 
+def written_slots(reader: Reader, tokens: Rows) -> Rows:
+    """Cherepanov et al. 2025, section 3.3: what every block of the episode writes, into the slots in turn."""
+    options, width = reader.options("memory_kind"), reader.width
+    heads = max(n for n in range(1, options.heads + 1) if width % n == 0)
+    size = width // heads
+    maps = {name: reader[f"mixing.memory.{name}.weight"] for name in ("query", "key", "value", "out")}
+    slots, written = list(reader["mixing.memory.start"]), []
+    for block in range(len(tokens) // options.block):
+        inside = tokens[block * options.block : (block + 1) * options.block]
+        inside = [twins.layer_norm(row, torch.ones(width), torch.zeros(width)) for row in inside]
+        slot, outputs = slots[block % options.slots], []
+        for head in range(heads):
+            part = slice(head * size, (head + 1) * size)
+            shares = softmax(
+                [maps["query"][part] @ slot @ (maps["key"][part] @ row) / math.sqrt(size) for row in inside]
+            )
+            values = [share * (maps["value"][part] @ row) for share, row in zip(shares, inside, strict=True)]
+            outputs.append(sum(values, torch.zeros(size)))
+        gain, bias = (reader[f"mixing.memory.norm.{name}"] for name in ("weight", "bias"))
+        new = twins.layer_norm(slot + maps["out"] @ torch.cat(outputs), gain, bias)
+        slots[block % options.slots] = (
+            new if block < options.slots else options.blend * new + (1 - options.blend) * slot
+        )
+        written.append(slots[block % options.slots])
+    return written
+
+
+def slots_and_window(reader: Reader, head: int, t: int) -> list[twins.Key]:
+    """The newest slots of the blocks that are finished before that of the token; the window."""
+    options = reader.options("memory_kind")
+    done, block = t // options.block, options.block
+    slots: list[twins.Key] = [("slot", k, t - ((k + 1) * block - 1)) for k in range(max(0, done - options.slots), done)]
+    return slots + twins.by_patterns(reader, head, t)
+
+
+def rows_of_block(reader: Reader, tokens: Rows, prepared: Rows) -> dict[str, Tensor]:
+    """Inputs of the window, and as many as a block is made from but for one."""
+    count = reader.options("memory_kind").block - 1
+    newest = [torch.zeros(reader.width)] * count + tokens
+    return {**twins.layer_inputs(reader, tokens, prepared), "unfinished": torch.stack(newest[len(newest) - count :])}
+
+
+def newest_slots(reader: Reader, slots: Rows, count: int) -> dict[str, Tensor]:
+    """The slots that are not rewritten yet, in the order in which they were written."""
+    return {
+        "slots": torch.stack(([torch.zeros(reader.width)] * reader.options("memory_kind").slots + slots)[len(slots) :])
+    }
+
+
+SLOTS = twins.Memory(
+    slots_and_window, rows_of_block, written_slots, state_of_slots=newest_slots,
+    tokens_of_slot=lambda reader: reader.options("memory_kind").block,
+)  # fmt: skip
+
+
+def slots_of(**options: object) -> dict[str, object]:
+    """The choice of a memory with slots of blocks of two tokens."""
+    return {"memory_kind": {"name": "slots", "slots": 3, "block": 2, **options}}
+
+
 ALONE = {"position": "none", "layers": 1}
 ROWS: dict[tuple[str, str], Row] = {
     # In one softmax with the window it equals KNNAttention of lucidrains/memorizing-transformers-pytorch at 272e39b,
@@ -98,6 +158,13 @@ ROWS: dict[tuple[str, str], Row] = {
         bfloat16=0.4,
         why=CHOICE,
     ),
+    ("memory_kind", "slots"): Row(
+        twin=SLOTS,
+        limits=(
+            Limit(slots_of(block=30), {}),  # no block is ever finished
+            Limit(slots_of(slots=10, blend=0.3), slots_of(slots=10, blend=1.0)),  # no slot is ever rewritten
+        ),
+    ),
 }
 VARIANTS: dict[str, Row] = {
     "a store in one softmax with the window": Row(
@@ -105,6 +172,10 @@ VARIANTS: dict[str, Row] = {
          "position": "rope", "value_dim": 4, "attention_bias": True},
         bfloat16=0.4,
         why=CHOICE,
+    ),
+    "slots among steps": Row(
+        {**slots_of(slots=2, block=3, blend=0.7, heads=2), "memory": 1, "tokens_per_step": 2, "kv_heads": 1,
+         "position": "rope", "residual": "post_ln"},
     ),
     "a store and chosen keys": Row(
         {**memorizing(), "prior": "realformer",
