@@ -51,12 +51,15 @@ class Attention(RowMixer):
 
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
         """Queries, and keys and values side by side, not turned."""
-        return self.score.rows(F.linear(h, self.project.weight, self.project.bias), h)
+        query, keys = self.score.rows(F.linear(h, self.project.weight, self.project.bias), h)
+        norm = self.score.norm
+        return (query, keys) if norm is None else (norm.queries(query), self.score.with_keys(keys, norm.keys))
 
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
         """Keys and values side by side, not turned."""
-        bias, own = self.project.bias, self.score.own
-        return self.score.key_rows(F.linear(h, self.project.weight[own:], None if bias is None else bias[own:]))
+        bias, own, norm = self.project.bias, self.score.own, self.score.norm
+        keys = self.score.key_rows(F.linear(h, self.project.weight[own:], None if bias is None else bias[own:]))
+        return keys if norm is None else self.score.with_keys(keys, norm.keys)
 
     def placed_queries(self, query: Float[Tensor, "B T Q"], p: Int[Tensor, "B T"]) -> Float[Tensor, "B T R"]:
         """Queries with the projected code, or the channels, of their positions."""

@@ -24,7 +24,7 @@ class Plan:
         position: encoding inside attention.
         chooser: picks the keys of every query before any product; None for all that the pattern allows.
         store: retrieves from what lies behind the window; None where nothing is kept there.
-        selection, prior, head_mixing, span: parts of the stages.
+        cap, selection, prior, head_mixing, span: parts of the stages.
         combine: what joins the outputs of the heads in place of a projection, or None.
         dropout: share of the weights that is set to 0 in training.
         objectives: auxiliary losses that read what is computed.
@@ -45,6 +45,7 @@ class Plan:
     position: Position = field(default_factory=Position)
     chooser: Chooser | None = None
     store: Store | None = None
+    cap: Part = field(default_factory=Part)
     selection: Part = field(default_factory=Part)
     prior: Part = field(default_factory=Part)
     head_mixing: Part = field(default_factory=Part)
@@ -55,10 +56,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Settle what follows from the parts, once; a plan does not change afterwards."""
-        position, parts = self.position, (self.score, self.head_mixing, self.prior, self.selection, self.span)
-        self.parts: tuple[Part, ...] = parts  # in the order in which they act at one stage
+        position = self.position
+        parts: tuple[Part, ...] = self.score, self.cap, self.head_mixing, self.prior, self.selection, self.span
+        self.parts = parts  # in the order in which they act at one stage
         self.on_queries = [part for part in parts if part.scores_queries]
-        self.on_logits = [part for part in (self.score, self.head_mixing, self.prior) if Stage.LOGITS in part.stages]
+        self.on_logits = [part for part in (self.cap, self.head_mixing, self.prior) if Stage.LOGITS in part.stages]
         self.on_masked_logits = [part for part in parts if Stage.MASKED_LOGITS in part.stages]
         self.on_weights = [part for part in parts if Stage.WEIGHTS in part.stages]
         self.on_mixed_weights = [part for part in parts if Stage.MIXED_WEIGHTS in part.stages]

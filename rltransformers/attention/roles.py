@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rltransformers.attention.query_key_norm import QueryKeyNorm
 from rltransformers.attention.reach import Columns, Pattern, Reach
 from rltransformers.core.spec import Spec
 from rltransformers.functional import windows
@@ -251,6 +252,7 @@ class Score(Part):
         query_width, key_width: Q and E.
         plain: whether the content of logits is scaled products alone, which need not be explicit.
         sink: logit of every head that counts in the sum of its softmax and reads nothing, or None.
+        norm: of query rows, and of keys as a memory keeps them, or None.
     """
 
     plain = True
@@ -259,6 +261,7 @@ class Score(Part):
         super().__init__()
         self.dims = dims
         self.sink: nn.Parameter | None = None
+        self.norm: QueryKeyNorm | None = None
         self.own = self.query_width = dims.heads * dims.head_dim
         self.key_width = dims.kv_heads * (dims.head_dim + dims.value_dim)
 
@@ -343,7 +346,10 @@ class Score(Part):
     ) -> Float[Tensor, "B T X"]:
         """Values that queries of ``h`` read from ``rows`` by content, heads side by side; ``prepare``: by a chooser."""
         query, _ = self.rows(F.linear(h, weight, bias), h)
-        k, v = self.split(self.key_rows(F.linear(rows, weight[self.own :], bias[self.own :])))
+        keys = self.key_rows(F.linear(rows, weight[self.own :], bias[self.own :]))
+        if self.norm is not None:
+            query, keys = self.norm.queries(query), self.with_keys(keys, self.norm.keys)
+        k, v = self.split(keys)
         repeats = [self.dims.heads // part.shape[1] for part in (k, v)]
         k, v = (part.repeat_interleave(n, 1) for part, n in zip((prepare(k), v), repeats, strict=True))
         group, visible = Heads(k, v, Rows()), seen[:, None, None]

@@ -3,17 +3,19 @@
 Axes: B batch, T tokens, S key rows, D model width, H heads, V value width, Q and E numbers of a query and a key row.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from rltransformers.attention.extras import Extras, Options
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
+from rltransformers.attention.query_key_norm import QueryKeyNorm
 from rltransformers.attention.reach import block_of
-from rltransformers.attention.roles import Stage
+from rltransformers.attention.roles import Part, Stage, View
 from rltransformers.attention.store import Store
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Spec, Traits
@@ -76,7 +78,35 @@ def newest(store: Group, horizon: int, tokens_per_step: int, call: Call) -> Grou
     return Group(rows.index_select(1, (place.newest - age) % rows.shape[1]), Ring(age, last))
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of softmax attention that keep its logits in bounds, all of them off.
+
+    Attributes:
+        qk_norm: RMS normalization of every head's queries and keys, with gains that the heads share.
+        softcap: c of c tanh(l / c), which takes the place of the logits l of content, positions and priors; None: none.
+        sink_logit: every head learns a logit that counts in the sum of its softmax and reads nothing.
+    """
+
+    qk_norm: bool = False
+    softcap: Annotated[float, Ge(0.1), Le(1e6)] | None = None
+    sink_logit: bool = False
+
+
 OFF = Options()
+
+
+class Cap(Part):
+    """``c tanh(l / c)`` of logits l."""
+
+    stages = Stage.LOGITS
+
+    def __init__(self, largest: float) -> None:
+        super().__init__()
+        self.largest = largest
+
+    def logits(self, logits: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
+        return self.largest * torch.tanh(logits / self.largest)
 
 
 def build(dims: Dims, plan: Plan, options: Options = OFF) -> Attention:
@@ -92,7 +122,11 @@ def build(dims: Dims, plan: Plan, options: Options = OFF) -> Attention:
                 "mixer 'softmax' with sink_logit has weights that sum to less than 1, and learned spans normalize them "
                 "again; leave sink_logit out or set span to 'full'"
             )
-        plan = replace(plan, score=Extras(plan.score, options))
+        if options.sink_logit:
+            plan.score.sink = nn.Parameter(torch.zeros(plan.score.dims.heads))
+        if options.qk_norm:
+            plan.score.norm = QueryKeyNorm(plan.score.dims.head_dim)
+        plan = replace(plan, cap=Part() if options.softcap is None else Cap(options.softcap))
     return Attention(dims, plan) if plan.store is None else Memorizing(dims, plan)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rltransformers import laws
+from rltransformers.attention.query_key_norm import QueryKeyNorm
 from rltransformers.attention.roles import Heads, Score
 from rltransformers.attention.scores.additive import Additive
 from rltransformers.attention.scores.hard_gaussian import HardGaussian
@@ -157,3 +158,16 @@ def test_positions_and_heads_act_in_the_layers_whose_score_has_what_they_need(se
             "head_mixing" in settings and mixer in ("softmax", "hopfield")
         )
     assert case.backbone.config.numbers()[0] == sum(value.numel() for value in case.backbone.parameters())
+
+
+def test_a_frozen_read_compares_normalized_queries_and_keys() -> None:
+    score = Score(Dims(width=8, heads=2, kv_heads=2, head_dim=4, value_dim=4, memory=5))
+    score.norm = QueryKeyNorm(4)
+    weight, h, rows = torch.randn(24, 8), torch.randn(1, 3, 8), torch.randn(1, 5, 8)
+    longer = torch.cat([1e4 * weight[:16], weight[16:]])  # of queries and keys
+
+    def read(weight: Tensor) -> Tensor:
+        out: Tensor = score(weight, torch.zeros(24), h, rows, torch.ones(1, 5).bool(), lambda heads: heads)
+        return out
+
+    torch.testing.assert_close(read(longer), read(weight), rtol=1e-3, atol=1e-4)  # eps is all that differs

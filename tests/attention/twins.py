@@ -367,13 +367,13 @@ def layer_inputs(reader: Reader, tokens: Rows, prepared: Rows) -> dict[str, Tens
 
 def normal(reader: Reader, name: str, row: Tensor) -> Tensor:
     """A query or a key of one head, with RMS normalization where the score has gains."""
-    gain = reader.get(f"mixing.mixer.score.{name}_gain")
+    gain = reader.get(f"mixing.mixer.score.norm.{name}_gain")
     return row if gain is None else row / torch.sqrt((row @ row) / len(row) + 1e-5) * gain
 
 
 def layer_keys(reader: Reader, tokens: Rows, prepared: Rows) -> dict[str, Tensor]:
     """Keys and values."""
-    if reader.get("mixing.mixer.score.key_gain") is not None:
+    if reader.get("mixing.mixer.score.norm.key_gain") is not None:
         groups = reader.config.kv_heads or reader.heads
         split = [
             reader.key_value_of(row).split([groups * reader.head_dim, groups * reader.value_dim]) for row in prepared
