@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -275,22 +276,24 @@ def part_numbers(config: BackboneConfig) -> PartNumbers:
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves out initial numbers and their scaling: on tensors without storage they load PyTorch's compiler, 5 s."""
+    """Leaves out initial numbers and what is computed with them: without storage both load PyTorch's compiler, 5 s."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
+        named, name = kwargs or {}, function.__name__
         if function in (torch.randn, torch.rand):
             return torch.empty(*args, **named)
         if function is torch.eye:
             return torch.empty(args[0], args[0])
-        if function in FILLING:
+        if name.endswith("_") and not name.endswith("__"):  # fills in place
             return args[0] if args else named["tensor"]
+        if _is_pointwise(name):
+            return torch.broadcast_tensors(*(value for value in args if isinstance(value, Tensor)))[0]
         return function(*args, **named)
 
 
-FILLING = (
-    *(Tensor.normal_, Tensor.uniform_, Tensor.zero_, Tensor.copy_, Tensor.clamp, Tensor.mul, Tensor.div, Tensor.add),
-    *(Tensor.sub, Tensor.neg, Tensor.pow, Tensor.__rsub__, Tensor.__rdiv__, Tensor.exp, Tensor.expm1, Tensor.log),
-    *(Tensor.log1p, Tensor.sqrt, Tensor.cos, Tensor.sin, torch.exp, torch.expm1, torch.log, torch.log1p, torch.sqrt),
-    *(nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, nn.init.xavier_uniform_),
-)
+@cache
+def _is_pointwise(name: str) -> bool:
+    """Whether PyTorch says so of its operator of this name; ``1 - x`` is called ``__rsub__``."""
+    name = name.strip("_").removeprefix("r") if name.startswith("__") else name
+    operator = getattr(torch.ops.aten, name, None)
+    return operator is not None and torch.Tag.pointwise in getattr(operator, operator.overloads()[0]).tags
