@@ -1,6 +1,5 @@
 """Facts about cells that the contract does not state: that they are torch's, what they keep, and how runs are cut."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +16,7 @@ DIMS = Dims(width=6, heads=2, kv_heads=2, head_dim=3, value_dim=3, memory=1)
 KINDS: list[Any] = [(gru.GRU, nn.GRU), (lstm.LSTM, nn.LSTM)]
 
 
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def tokens_of(starts: list[list[int]], time: int, before: int = -1, length: list[int] | None = None) -> Tokens:

@@ -1,7 +1,6 @@
 """Facts about GaLiTe and AGaLiTe that the contract does not state: what decays and oscillators do to weights."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,38 +12,24 @@ from rltransformers.functional.recurrences import causal_sums
 from rltransformers.mixers import agalite, galite
 from rltransformers.mixers.gated_products import EPS, GatedOptions, Written
 from rltransformers.mixers.interface import Dims
+from tests.mixers.episodes import fresh, heads_of, one_episode
 
 DIMS = Dims(width=8, heads=2, kv_heads=2, head_dim=3, value_dim=4, memory=1)
 T = 19
 
 
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def one_episode(time: int = T, first: int = 0) -> Tokens:
-    p = torch.arange(first, first + time)[None]
-    return Tokens(p, p, p < 0, torch.tensor([first - 1]))
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def run(mixer: Any, x: Tensor, tokens: Tokens | None = None) -> Tensor:
     """What the heads read of an episode, [B, H, T, V]."""
-    state = {name: torch.zeros(len(x), *shape) for name, shape in mixer.state_shapes().items()}
-    q, k, v = mixer.project(x).split(mixer.widths, -1)
-    q, k, v = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in (q, k, v))
-    out: Tensor = mixer.read(x, q, k, v, state, Call(tokens or one_episode(x.shape[1])))[0]
+    out: Tensor = mixer.read(x, *heads_of(mixer, x), fresh(mixer), Call(tokens or one_episode(x.shape[1])))[0]
     return out
 
 
 def written(mixer: Any, x: Tensor) -> Written:
-    q, k, v = mixer.project(x).split(mixer.widths, -1)
-    q, k, v = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in (q, k, v))
-    found: Written = mixer.written(mixer.gates(x), q, k, v)
-    return found
+    result: Written = mixer.written(mixer.gates(x), *heads_of(mixer, x))
+    return result
 
 
 def test_constant_gates_are_linear_attention_with_decays() -> None:
@@ -63,10 +48,10 @@ def test_constant_gates_are_linear_attention_with_decays() -> None:
     query, key, value = (each.transpose(1, 2) for each in (found.query[:, :, :, 0], found.key, found.value))
     start = torch.zeros(1, 2, 6, 4)
     kept = torch.full((1, 2, T), math.log((1 - b) * (1 - g)))
-    above, _ = causal_sums(query, key, value, start, one_episode(), log_decay=kept)
+    above, _ = causal_sums(query, key, value, start, one_episode(T), log_decay=kept)
     kept = torch.full((1, 2, T), math.log(1 - g))
     ones = torch.ones_like(value[..., :1])
-    below, _ = causal_sums(query, key, ones, start[..., :1], one_episode(), log_decay=kept)
+    below, _ = causal_sums(query, key, ones, start[..., :1], one_episode(T), log_decay=kept)
     torch.testing.assert_close(run(mixer, x), above / (below + EPS))
 
 
@@ -98,7 +83,7 @@ def test_oscillators_weigh_pairs_of_ticks(count: int) -> None:
 def test_ticks_of_late_tokens_are_as_exact_as_those_of_early_ones() -> None:
     torch.set_default_dtype(torch.float32)
     mixer, x = agalite.AGaLiTe(DIMS, agalite.Options(oscillators=8)), torch.randn(1, T, 8)
-    early, late = (run(mixer, x, one_episode(first=first)) for first in (1, 1 + 14 * 10**6))  # 14 ticks are a period
+    early, late = (run(mixer, x, one_episode(T, first=first)) for first in (1, 1 + 14 * 10**6))  # 14 ticks are a period
     assert torch.equal(early, late)
 
 

@@ -1,7 +1,6 @@
 """What Gated DeltaNet stores, forgets and counts, with keys, values, rates and decays set by hand."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,21 +8,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rltransformers.core.record import Probe, Record
-from rltransformers.functional.call import Call, Tokens
 from rltransformers.mixers.gated_deltanet import GatedDeltaNet, Options
 from rltransformers.mixers.interface import Dims
+from tests.mixers.episodes import read
 
 K, V = 4, 3
 ON, OFF = 100.0, -100.0
 """Inputs of a rate that is as large as it can be, and of one that is 0."""
 
 
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def memory(count: int = 1, decay: bool = False, negative_eigenvalues: bool = False) -> GatedDeltaNet:
@@ -50,41 +44,36 @@ def inputs(asked: list[int], keys: Tensor, values: Tensor, rates: Tensor, decays
 
 def run(mixer: GatedDeltaNet, h: Tensor, probe: Probe | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """What every token of one episode reads [T, V], times the root of K; and the last state."""
-    p = torch.arange(h.shape[1])[None]
-    tokens = Tokens(p, p, p < 0, torch.tensor([-1]))
-    state = {name: torch.zeros(1, *shape) for name, shape in mixer.state_shapes().items()}
-    reads: list[Tensor] = []
-    with mixer.out.register_forward_pre_hook(lambda module, arguments: reads.append(arguments[0])):
-        mixed = mixer(h, state, Call(tokens, probe or Probe()))
-    return math.sqrt(K) * reads[0][0, 0], mixed.state
+    rows, state = read(mixer, h, probe)
+    return math.sqrt(K) * rows[0, 0], state
 
 
 def test_the_latest_value_under_a_key_is_read_back_and_the_others_stay() -> None:
     written = torch.tensor([2, 0, 2, 1, 0, 2, 1])
     values = torch.randn(7, V)
     for asked in range(K):
-        read, _ = run(memory(), inputs([asked] * 7, written[:, None], values, torch.full((7, 1), ON)))
+        rows, _ = run(memory(), inputs([asked] * 7, written[:, None], values, torch.full((7, 1), ON)))
         for t in range(7):
             places = [s for s in range(t + 1) if written[s] == asked]
             expected = F.silu(values[places[-1]]) if places else torch.zeros(V)
-            torch.testing.assert_close(read[t], expected)
+            torch.testing.assert_close(rows[t], expected)
 
 
 def test_without_rates_the_memory_only_fades() -> None:
     decays, rates = torch.randn(6), torch.full((6, 1), OFF)
     rates[0] = ON
     values = torch.randn(6, V)
-    read, state = run(memory(decay=True), inputs([1] * 6, torch.ones(6, 1).long(), values, rates, decays))
+    rows, state = run(memory(decay=True), inputs([1] * 6, torch.ones(6, 1).long(), values, rates, decays))
     kept = (-F.softplus(decays[1:])).exp().cumprod(0)
-    torch.testing.assert_close(read, F.silu(values[0]) * torch.cat([torch.ones(1), kept])[:, None])
+    torch.testing.assert_close(rows, F.silu(values[0]) * torch.cat([torch.ones(1), kept])[:, None])
     torch.testing.assert_close(state["weights"][0, 0, 1], kept[-1] * F.silu(values[0]))
 
 
 def test_a_head_forgets_before_it_corrects() -> None:
     """At a rate of 1 nothing of an older value under the key is left, and the new one has not faded."""
     values, decays = torch.randn(2, V), torch.tensor([0.0, 3.0])
-    read, _ = run(memory(decay=True), inputs([0, 0], torch.zeros(2, 1).long(), values, torch.full((2, 1), ON), decays))
-    torch.testing.assert_close(read, F.silu(values))
+    rows, _ = run(memory(decay=True), inputs([0, 0], torch.zeros(2, 1).long(), values, torch.full((2, 1), ON), decays))
+    torch.testing.assert_close(rows, F.silu(values))
 
 
 def test_rates_of_two_turn_the_sign_of_what_is_read_under_a_key() -> None:
@@ -94,9 +83,9 @@ def test_rates_of_two_turn_the_sign_of_what_is_read_under_a_key() -> None:
     rates[0], values = 0.0, torch.zeros(200, V)  # a rate of 1 writes the value
     values[0] = torch.randn(V)
     h = inputs([3] * 200, torch.full((200, 1), 3), values, rates[:, None])
-    read, _ = run(memory(negative_eigenvalues=True), h)
+    rows, _ = run(memory(negative_eigenvalues=True), h)
     signs = torch.cat([torch.ones(1), (-1.0) ** bits[1:].cumsum(0)])
-    torch.testing.assert_close(read, signs[:, None] * F.silu(values[0]))
+    torch.testing.assert_close(rows, signs[:, None] * F.silu(values[0]))
 
 
 def test_further_corrections_at_a_rate_of_zero_change_nothing() -> None:
@@ -113,9 +102,9 @@ def test_corrections_of_a_token_follow_one_another_behind_one_decay() -> None:
     """The second one replaces what the first has written under the same key, and reads nothing older under another."""
     keys, values = torch.tensor([[0, 1], [0, 0]]), torch.randn(2, 2, V)
     h = inputs([1, 1], keys, values, torch.full((2, 2), ON), 1.0)
-    read, state = run(memory(2, decay=True), h)
+    rows, state = run(memory(2, decay=True), h)
     faded = math.exp(-math.log1p(math.e)) * F.silu(values[0, 1])
-    torch.testing.assert_close(read, torch.stack([F.silu(values[0, 1]), faded]))
+    torch.testing.assert_close(rows, torch.stack([F.silu(values[0, 1]), faded]))
     torch.testing.assert_close(state["weights"][0, 0, :2], torch.stack([F.silu(values[1, 1]), faded]))
 
 

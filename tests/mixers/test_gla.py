@@ -1,24 +1,15 @@
 """Facts about gated linear attention that the contract does not state: what its channels keep."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch import Tensor
 
 from rltransformers.core.record import Probe, Record
 from rltransformers.functional.call import Call
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.mixers import gla
-from tests.mixers.test_kernels import DIMS, T, fresh, one_episode, run
+from tests.mixers.episodes import DIMS, T, fresh, heads_of, one_episode, run
 
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def mixer_with(*logits: float, temperature: float = 1.0) -> gla.GatedLinearAttention:
@@ -31,16 +22,9 @@ def mixer_with(*logits: float, temperature: float = 1.0) -> gla.GatedLinearAtten
     return mixer
 
 
-def heads_of_rows(mixer: gla.GatedLinearAttention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [B, H, T, .] with key and value heads repeated."""
-    q, k, v = mixer.project(x).split(DIMS.widths, -1)
-    q, k, v = (each.unflatten(-1, (n, -1)).transpose(1, 2) for each, n in ((q, 4), (k, 2), (v, 2)))
-    return q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-
-
 def test_with_one_decay_for_all_channels_the_sums_are_those_of_one_rate_per_head() -> None:
     mixer, x = mixer_with(0.7, 0.7, 0.7, temperature=2.0), torch.randn(2, T, 12)
-    q, k, v = heads_of_rows(mixer, x)
+    q, k, v = heads_of(mixer, x)
     decay = torch.full(q.shape[:3], 0.7).sigmoid().log() / 2
     sums, _ = causal_sums(q / 3**0.5, k, v, torch.zeros(2, 4, 3, 5), one_episode(T, 2), log_decay=decay)
     torch.testing.assert_close(run(mixer, x), mixer.output(sums, x))
@@ -48,7 +32,7 @@ def test_with_one_decay_for_all_channels_the_sums_are_those_of_one_rate_per_head
 
 def test_a_channel_that_keeps_everything_holds_the_first_token_and_one_that_keeps_nothing_the_last() -> None:
     mixer, x = mixer_with(1e4, -1e4, 0.0), torch.randn(1, T, 12)
-    _, k, v = heads_of_rows(mixer, x)
+    _, k, v = heads_of(mixer, x)
     after = mixer(x, fresh(mixer), Call(one_episode())).state["sum"]
     products = k[..., None] * v[..., None, :]
     torch.testing.assert_close(after[:, :, 0], products[:, :, :, 0].sum(2))

@@ -1,40 +1,17 @@
 """Kimi Delta Attention beside Gated DeltaNet, and its decays channel by channel."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from rltransformers.core.record import Probe, Record
-from rltransformers.functional.call import Call, Tokens
 from rltransformers.mixers import gated_deltanet, kda
 from rltransformers.mixers.gated_deltanet import GatedDeltaNet
 from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.kda import KimiDeltaAttention
+from tests.mixers.episodes import read
 
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def run(
-    mixer: KimiDeltaAttention | GatedDeltaNet, h: Tensor, probe: Probe | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the heads read in episodes [B, H, T, V], and the last state."""
-    batch, time = h.shape[:2]
-    p = torch.arange(time).expand(batch, time)
-    tokens = Tokens(p, p, p < 0, torch.full((batch,), -1))
-    state = {name: torch.zeros(batch, *shape) for name, shape in mixer.state_shapes().items()}
-    reads: list[Tensor] = []
-    with mixer.out.register_forward_pre_hook(lambda module, arguments: reads.append(arguments[0])):
-        mixed = mixer(h, state, Call(tokens, probe or Probe()))
-    return reads[0], mixed.state
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def test_channels_that_decay_alike_are_those_of_gated_deltanet() -> None:
@@ -49,7 +26,7 @@ def test_channels_that_decay_alike_are_those_of_gated_deltanet() -> None:
         ours.step_bias.copy_(other.step_bias.repeat_interleave(3))
         other.decay.weight.copy_(up[::3] @ down)
     h = torch.randn(2, 40, 12)
-    torch.testing.assert_close(run(ours, h), run(other, h))
+    torch.testing.assert_close(read(ours, h), read(other, h))
 
 
 def memory() -> KimiDeltaAttention:
@@ -73,7 +50,7 @@ def test_every_channel_forgets_by_itself() -> None:
     h[0, :2, 4:6] = 1e4 * torch.eye(2)  # long, so that keys are of length 1 behind SiLU
     h[0, 2:, 6] = 1e4
     h[0, :2, 8:11], h[0, :, 11], h[0, :, 12:] = values, torch.tensor([100.0] * 2 + [-100.0] * 5), decays
-    _, state = run(mixer, h)
+    _, state = read(mixer, h)
     kept = (-F.softplus(decays)).exp().prod(0)
     expected = torch.cat([kept[:2, None] * F.silu(values), torch.zeros(2, 3)])
     torch.testing.assert_close(state["weights"][0, 0], expected)
@@ -81,7 +58,7 @@ def test_every_channel_forgets_by_itself() -> None:
 
 def test_the_record_tells_rates_and_what_is_kept() -> None:
     record = Record()
-    run(memory(), torch.zeros(2, 5, 16), Probe(record, "layer0"))
+    read(memory(), torch.zeros(2, 5, 16), Probe(record, "layer0"))
     assert record.metrics["layer0/rate"].item() == 0.5
     assert record.metrics["layer0/kept"].item() == pytest.approx(0.5)
 

@@ -1,12 +1,9 @@
 """Facts about kernel attentions that the contract does not state: what they estimate, forget, store and cost."""
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from rltransformers.core.errors import ConfigError
@@ -16,39 +13,9 @@ from rltransformers.functional.delta import delta_sums
 from rltransformers.functional.recurrences import kernel_attention
 from rltransformers.mixers import clustered, fast_weight, luna, performer, rfa, set_transformer
 from rltransformers.mixers.interface import Dims
+from tests.mixers.episodes import DIMS, T, fresh, heads_of, one_episode, run
 
-DIMS = Dims(width=12, heads=4, kv_heads=2, head_dim=3, value_dim=5, memory=1)
-T = 11
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def one_episode(time: int = T, batch: int = 1) -> Tokens:
-    p = torch.arange(time).expand(batch, time)
-    return Tokens(p, p, torch.zeros(batch, time, dtype=torch.bool), torch.full((batch,), -1))
-
-
-def fresh(mixer: Any, batch: int = 1) -> dict[str, Tensor]:
-    return {name: torch.zeros(batch, *shape) for name, shape in mixer.state_shapes().items()}
-
-
-def run(mixer: Any, x: Tensor, probe: Probe | None = None) -> Tensor:
-    """Outputs of an episode."""
-    out: Tensor = mixer(x, fresh(mixer, len(x)), Call(one_episode(x.shape[1], len(x)), probe or Probe())).out
-    return out
-
-
-def heads_of(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [B, H, T, .] with key and value heads repeated."""
-    q, k, v = mixer.project(x).split(mixer.widths, -1)
-    q, k, v = (each.unflatten(-1, (n, -1)).transpose(1, 2) for each, n in ((q, 4), (k, 2), (v, 2)))
-    return q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def test_random_features_approach_softmax_of_unit_queries_and_keys() -> None:

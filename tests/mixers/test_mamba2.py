@@ -1,7 +1,6 @@
 """Facts about Mamba-2 that the contract does not state: where its steps start, what they keep, what it refuses."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,15 +11,9 @@ from rltransformers.core.record import Probe, Record
 from rltransformers.functional.call import Call
 from rltransformers.mixers import mamba2
 from rltransformers.mixers.interface import Dims
-from tests.mixers.test_kernels import DIMS, T, fresh, one_episode, run
+from tests.mixers.episodes import DIMS, T, fresh, one_episode, run
 
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def mixer_with(step: float, rate: float = 1.0) -> mamba2.Mamba2:

@@ -1,7 +1,6 @@
 """What the mLSTM adds and keeps behind gates of any size."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,9 +9,9 @@ from torch.nn import functional as F
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.record import Probe, Record
-from rltransformers.functional.call import Call, Tokens
 from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.mlstm import MatrixLSTM, Options
+from tests.mixers import episodes
 
 WIDTH, T = 6, 9
 DIMS = Dims(width=WIDTH, heads=1, kv_heads=1, head_dim=WIDTH, value_dim=WIDTH, memory=1)
@@ -20,12 +19,7 @@ OPEN = 100.0
 """A logit of a gate that keeps everything."""
 
 
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def memory() -> MatrixLSTM:
@@ -41,11 +35,7 @@ def memory() -> MatrixLSTM:
 
 def run(mixer: MatrixLSTM, h: Tensor, probe: Probe | None = None) -> Tensor:
     """Outputs of one episode [T, D]."""
-    p = torch.arange(len(h))[None]
-    state = {name: torch.zeros(1, *shape) for name, shape in mixer.state_shapes().items()}
-    call = Call(Tokens(p, p, p < 0, torch.tensor([-1])), probe or Probe())
-    out: Tensor = mixer(h[None], state, call).out[0]
-    return out
+    return episodes.run(mixer, h[None], probe)[0]
 
 
 def rows_of(mixer: MatrixLSTM, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,40 +1,25 @@
 """Facts about retention that the contract does not state: how long heads keep, what turns, and for how long exactly."""
 
-from collections.abc import Iterator
 from typing import Literal
 
 import pytest
 import torch
-from torch import Tensor
 
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.mixers import retention
 from rltransformers.mixers.interface import Dims
-from tests.mixers.test_kernels import DIMS, T, fresh, one_episode, run
+from tests.mixers.episodes import DIMS, T, fresh, heads_of, one_episode, run
 
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def rows_of(mixer: retention.Retention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [B, H, T, .] with key and value heads repeated."""
-    q, k, v = mixer.project(x).split(DIMS.widths, -1)
-    q, k, v = (each.unflatten(-1, (n, -1)).transpose(1, 2) for each, n in ((q, 4), (k, 2), (v, 2)))
-    return q / 3**0.5, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def test_without_decay_and_turns_the_sums_are_those_of_linear_attention() -> None:
     mixer, x = retention.Retention(DIMS, retention.Options(decay="learned", base=None)), torch.randn(2, T, 12)
     assert mixer.logit is not None
     mixer.logit.data.fill_(1e4)
-    q, k, v = rows_of(mixer, x)
-    sums, _ = causal_sums(q, k, v, torch.zeros(2, 4, 3, 5), one_episode(T, 2))
+    q, k, v = heads_of(mixer, x)
+    sums, _ = causal_sums(q / 3**0.5, k, v, torch.zeros(2, 4, 3, 5), one_episode(T, 2))
     torch.testing.assert_close(run(mixer, x), mixer.output(sums, x))
 
 
@@ -51,7 +36,7 @@ def test_heads_forget_a_32nd_a_64th_and_so_on_with_every_token(decay: Literal["f
 def test_a_token_weighs_by_its_distance() -> None:
     mixer, x = retention.Retention(DIMS, retention.Options()), torch.zeros(1, 4, 12)
     x[:, 0] = torch.randn(12)
-    _, k, v = rows_of(mixer, x)
+    _, k, v = heads_of(mixer, x)
     after = mixer(x[:, :3], fresh(mixer), Call(one_episode(3))).state["sum"]
     turn = torch.tensor(3.0)  # radians of the one pair of channels, as the fourth token sees the first
     a, b, rest = k[0, :, 0].unbind(-1)

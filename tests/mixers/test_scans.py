@@ -1,7 +1,6 @@
 """Facts about mixers that scan single numbers which the contract does not state: what they keep, and for how long."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,28 +9,15 @@ from torch import Tensor, nn
 
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.mixers import ffm, lru, min_rnn, rg_lru, s5, shm
-from rltransformers.mixers.interface import Dims
+from tests.mixers.episodes import DIMS, fresh, one_episode
 
-DIMS = Dims(width=12, heads=4, kv_heads=2, head_dim=3, value_dim=5, memory=1)
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def run(mixer: Any, x: Tensor, state: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """Outputs of an episode, or of its continuation after one token that left ``state``; the state after it."""
-    batch, time = x.shape[:2]
-    first = 0 if state is None else 1
-    if state is None:
-        state = {name: torch.zeros(batch, *shape) for name, shape in mixer.state_shapes().items()}
-    p = torch.arange(first, first + time).expand(batch, time)
-    tokens = Tokens(p, p, torch.full((batch, time), first == 1), torch.full((batch,), first - 1))
-    mixed = mixer(x, state, Call(tokens))
+    first, state = (0, fresh(mixer, len(x))) if state is None else (1, state)
+    mixed = mixer(x, state, Call(one_episode(x.shape[1], len(x), first)))
     return mixed.out, mixed.state
 
 
