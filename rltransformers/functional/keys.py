@@ -91,10 +91,8 @@ def cut_past(past: Past, block: int, horizon: int, time: int) -> Past:
     *others, window = past
     rows = window.rows
     missing = horizon - (rows.shape[1] - time)
-    if missing > 0:
+    if missing:  # a new stream has fewer rows
         rows = F.pad(rows, (0, 0, missing, 0))
-    elif missing < 0:
-        rows = rows[:, -missing:]
     groups = []
     for group in others:
         place = group.place
