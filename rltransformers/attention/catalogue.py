@@ -1,7 +1,5 @@
 """All mixers, patterns, selections, priors, head mechanisms and spans by name."""
 
-from types import ModuleType
-
 from rltransformers.attention import informer, reach, roles, softmax
 from rltransformers.attention.heads import capsule_dynamic, capsule_em, collaborative, gated, multi_head, talking
 from rltransformers.attention.patterns import (
@@ -46,7 +44,7 @@ from rltransformers.attention.selections import lsh, routing, sac, sinkhorn, top
 from rltransformers.attention.slots import linformer, memory_compressed, poolingformer
 from rltransformers.attention.spans import adaptive, adaptive_dynamic, multi_scale
 from rltransformers.attention.spans import interface as span
-from rltransformers.core.spec import Spec
+from rltransformers.core.spec import by_name
 from rltransformers.mixers import (
     agalite,
     average,
@@ -80,13 +78,6 @@ from rltransformers.mixers import (
     shm,
     slstm,
 )
-
-
-def by_name(*entries: ModuleType | Spec) -> dict[str, Spec]:
-    """Entries, or those of modules with one each, by their names."""
-    specs = [entry.SPEC if isinstance(entry, ModuleType) else entry for entry in entries]
-    return {spec.name: spec for spec in specs}
-
 
 # fmt: off
 MIXERS = by_name(

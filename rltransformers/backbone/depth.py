@@ -9,7 +9,7 @@ from torch import nn
 
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.leaving import Classified, Geometric, Leaving, Multinomial, Saturated
-from rltransformers.core.spec import Feature, Loss, NoOptions, Refusal, Size, Spec, Traits, Unread
+from rltransformers.core.spec import Feature, Loss, NoOptions, Refusal, Size, Spec, Traits, Unread, by_name
 from rltransformers.stacks.exits import Exits
 from rltransformers.stacks.halting import AdaptiveTime
 from rltransformers.stacks.plain import Embed, Plain
@@ -127,47 +127,44 @@ _CALM = (
     "learns where a layer loses at most `slack` more than the last one, there where both predict the same"
 )
 _UNIVERSAL = "Dehghani et al. 2019, arXiv 1807.03819"
-DEPTHS = {
-    spec.name: spec
-    for spec in (
-        Spec(
-            "D0", "fixed", "depth", "-", "Every layer has its own weights.", build_fixed,
-            formula="x^n = layer_n(x^(n-1))", traits=Traits(causality="N/A"), produces=(Loss("al_rfou"),),
-        ),
-        Spec(
-            "D1", "act", "depth", "Graves 2016, arXiv 1603.08983",
-            "Weights of the states of one token, decided as they come, that sum to 1.", settings="depth: universal_act",
-            example={"depth": "universal_act"}, traits=Traits(causality="N/A"),
-            formula="N = min{n: p_1 + ... + p_n >= 1 - epsilon}, y = sum_(n<N) p_n s_n + (1 - sum_(n<N) p_n) s_N",
-        ),
-        Spec(
-            "D2", "universal", "depth", _UNIVERSAL, "One layer, applied `layers` times.", build_universal,
-            formula="x^n = layer(x^(n-1) + PE(p_t) + PE(n))",
-            traits=Traits(causality="N/A"), offers=(Feature.SHARED,), refuses=ONE_LAYER, produces=(Loss("al_rfou"),),
-        ),
-        Spec(
-            "D3", "universal_act", "depth", f"{_UNIVERSAL}; Graves 2016, arXiv 1603.08983",
-            "One layer, applied until each token halts, at most `layers` times.", build_halting, HaltingOptions,
-            traits=Traits(causality="N/A"),
-            formula="y = sum_n w_n x^n, w_n = sigmoid(w_h x^n + b_h) up to a sum of 1 - epsilon, then what is left",
-            offers=(Feature.SHARED, Feature.HALTING), refuses=ONE_LAYER, produces=(Loss("ponder"),),
-        ),
-        Spec(
-            "D4", "depth_adaptive", "depth", "Elbayad et al. 2020, arXiv 1910.10073, section 3",
-            "Each token leaves after a layer that is predicted for it, as the loss exits teaches, and stays as it was.",
-            build_adaptive, AdaptiveOptions, traits=Traits(causality="C*", causal_form=_DEPTH_ADAPTIVE),
-            offers=(Feature.HALTING,), produces=(Loss("exits", unread=unread_by_adaptive),),
-            formula="n_t = argmax_n softmax(W h^1_t + b), or the first n with sigmoid(w_n h^n_t + b_n) > 1/2; h^m_t = "
-            "h^(n_t)_t for m > n_t",
-        ),
-        Spec(
-            "D5", "calm", "depth", "Schuster et al. 2022, arXiv 2207.07061, section 3",
-            "Each token leaves after the first layer that it is sure of, and stays for the others as it was then.",
-            build_calm, ConfidentOptions, example={"depth": {"name": "calm", "threshold": 0.6}},
-            traits=Traits(causal_form=_CALM),
-            offers=(Feature.HALTING,), produces=(Loss("exits", unread=unread_by_calm),),
-            formula="n_t = min{n: c^n_t >= clip(0.9 lam + 0.1 exp(-decay p_t / horizon), 0, 1)}, c = cos(h^n, h^(n-1)) "
-            "or sigmoid(w h^n + b); h^m_t = h^(n_t)_t for m > n_t",
-        ),
-    )
-}  # fmt: skip
+DEPTHS = by_name(
+    Spec(
+        "D0", "fixed", "depth", "-", "Every layer has its own weights.", build_fixed,
+        formula="x^n = layer_n(x^(n-1))", traits=Traits(causality="N/A"), produces=(Loss("al_rfou"),),
+    ),
+    Spec(
+        "D1", "act", "depth", "Graves 2016, arXiv 1603.08983",
+        "Weights of the states of one token, decided as they come, that sum to 1.", settings="depth: universal_act",
+        example={"depth": "universal_act"}, traits=Traits(causality="N/A"),
+        formula="N = min{n: p_1 + ... + p_n >= 1 - epsilon}, y = sum_(n<N) p_n s_n + (1 - sum_(n<N) p_n) s_N",
+    ),
+    Spec(
+        "D2", "universal", "depth", _UNIVERSAL, "One layer, applied `layers` times.", build_universal,
+        formula="x^n = layer(x^(n-1) + PE(p_t) + PE(n))",
+        traits=Traits(causality="N/A"), offers=(Feature.SHARED,), refuses=ONE_LAYER, produces=(Loss("al_rfou"),),
+    ),
+    Spec(
+        "D3", "universal_act", "depth", f"{_UNIVERSAL}; Graves 2016, arXiv 1603.08983",
+        "One layer, applied until each token halts, at most `layers` times.", build_halting, HaltingOptions,
+        traits=Traits(causality="N/A"),
+        formula="y = sum_n w_n x^n, w_n = sigmoid(w_h x^n + b_h) up to a sum of 1 - epsilon, then what is left",
+        offers=(Feature.SHARED, Feature.HALTING), refuses=ONE_LAYER, produces=(Loss("ponder"),),
+    ),
+    Spec(
+        "D4", "depth_adaptive", "depth", "Elbayad et al. 2020, arXiv 1910.10073, section 3",
+        "Each token leaves after a layer that is predicted for it, as the loss exits teaches, and stays as it was.",
+        build_adaptive, AdaptiveOptions, traits=Traits(causality="C*", causal_form=_DEPTH_ADAPTIVE),
+        offers=(Feature.HALTING,), produces=(Loss("exits", unread=unread_by_adaptive),),
+        formula="n_t = argmax_n softmax(W h^1_t + b), or the first n with sigmoid(w_n h^n_t + b_n) > 1/2; h^m_t = "
+        "h^(n_t)_t for m > n_t",
+    ),
+    Spec(
+        "D5", "calm", "depth", "Schuster et al. 2022, arXiv 2207.07061, section 3",
+        "Each token leaves after the first layer that it is sure of, and stays for the others as it was then.",
+        build_calm, ConfidentOptions, example={"depth": {"name": "calm", "threshold": 0.6}},
+        traits=Traits(causal_form=_CALM),
+        offers=(Feature.HALTING,), produces=(Loss("exits", unread=unread_by_calm),),
+        formula="n_t = min{n: c^n_t >= clip(0.9 lam + 0.1 exp(-decay p_t / horizon), 0, 1)}, c = cos(h^n, h^(n-1)) "
+        "or sigmoid(w h^n + b); h^m_t = h^(n_t)_t for m > n_t",
+    ),
+)  # fmt: skip

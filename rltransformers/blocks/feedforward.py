@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rltransformers.blocks import sep_conv
 from rltransformers.blocks.activations import ACTIVATIONS, Activation
-from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
+from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits, by_name
 
 
 class FeedForward(nn.Module):
@@ -89,30 +89,27 @@ def build_none(width: int, hidden: int, options: NoOptions) -> None:
     """Layers end behind the mixer."""
 
 
-FEED_FORWARDS = {
-    spec.name: spec
-    for spec in (
-        Spec(
-            "F0", "ffn", "ff", "Vaswani et al. 2017, arXiv 1706.03762", "Two linear maps with an activation between.",
-            build_ffn, Options, traits=Traits(causality="N/A"),
-            formula="W_2 act(W_1 x + b_1) + b_2",
-        ),
-        Spec(
-            "F1", "glu", "ff", "Dauphin et al. 2017, arXiv 1612.08083; Shazeer 2020, arXiv 2002.05202",
-            "A linear map gated by another one.", build_glu, GatedOptions,
-            traits=Traits(causality="N/A"), formula="W (act(U_1 x) * U_2 x)",
-        ),
-        sep_conv.SPEC,
-        Spec(
-            "F-none", "none", "ff", "-", "Layers are mixers alone.", build_none,
-            traits=Traits(causality="N/A"), formula="x", offers=(Feature.MIXER_ALONE,),
-            refuses=(Refusal(Feature.CHUNKS, "there is no transform"),),
-        ),
-        Spec(
-            "R4", "chunked", "ff", "Kitaev et al. 2020, arXiv 2001.04451, section 3",
-            "The transform takes the tokens in chunks, so that few of its hidden units exist at a time.",
-            settings="ff_chunks: n", example={"ff_chunks": 3}, traits=Traits(causality="N/A"),
-            formula="[ff(x_1); ...; ff(x_n)] of n slices of the tokens, computed again in the backward pass",
-        ),
-    )
-}  # fmt: skip
+FEED_FORWARDS = by_name(
+    Spec(
+        "F0", "ffn", "ff", "Vaswani et al. 2017, arXiv 1706.03762", "Two linear maps with an activation between.",
+        build_ffn, Options, traits=Traits(causality="N/A"),
+        formula="W_2 act(W_1 x + b_1) + b_2",
+    ),
+    Spec(
+        "F1", "glu", "ff", "Dauphin et al. 2017, arXiv 1612.08083; Shazeer 2020, arXiv 2002.05202",
+        "A linear map gated by another one.", build_glu, GatedOptions,
+        traits=Traits(causality="N/A"), formula="W (act(U_1 x) * U_2 x)",
+    ),
+    sep_conv.SPEC,
+    Spec(
+        "F-none", "none", "ff", "-", "Layers are mixers alone.", build_none,
+        traits=Traits(causality="N/A"), formula="x", offers=(Feature.MIXER_ALONE,),
+        refuses=(Refusal(Feature.CHUNKS, "there is no transform"),),
+    ),
+    Spec(
+        "R4", "chunked", "ff", "Kitaev et al. 2020, arXiv 2001.04451, section 3",
+        "The transform takes the tokens in chunks, so that few of its hidden units exist at a time.",
+        settings="ff_chunks: n", example={"ff_chunks": 3}, traits=Traits(causality="N/A"),
+        formula="[ff(x_1); ...; ff(x_n)] of n slices of the tokens, computed again in the backward pass",
+    ),
+)  # fmt: skip

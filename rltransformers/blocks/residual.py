@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.record import Probe
-from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
+from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits, by_name
 from rltransformers.functional.modules import Norm
 
 GateBias = Annotated[float, Ge(-100), Le(100)]
@@ -224,80 +224,77 @@ GTRXL = "Parisotto et al. 2019, arXiv 1910.06764"
 N_A = Traits(causality="N/A")
 
 
-RESIDUALS = {
-    spec.name: spec
-    for spec in (
-        Spec(
-            "R0", "post_ln", "residual", "Vaswani et al. 2017, arXiv 1706.03762",
-            "Normalizes the stream behind every submodule.", build_post_ln, formula="LN(x + f(x))", traits=N_A,
+RESIDUALS = by_name(
+    Spec(
+        "R0", "post_ln", "residual", "Vaswani et al. 2017, arXiv 1706.03762",
+        "Normalizes the stream behind every submodule.", build_post_ln, formula="LN(x + f(x))", traits=N_A,
+    ),
+    Spec(
+        "R1", "pre_ln", "residual", "Xiong et al. 2020, arXiv 2002.04745",
+        "Normalizes the input of every submodule; nothing stands in the way of the stream itself.", build_pre_ln,
+        formula="x + f(LN(x))", traits=N_A,
+    ),
+    Spec(
+        "R1-relu", "pre_ln_relu", "residual", GTRXL,
+        "As pre_ln with a ReLU behind every submodule: the paper's TrXL-I.", partial(build_pre_ln, relu=True),
+        formula="x + ReLU(f(LN(x)))", traits=N_A,
+    ),
+    Spec(
+        "R2-gru", "gru", "residual", GTRXL, "GRU gate; bias 2 starts the stack near the identity.",
+        partial(build_gated, GRUGate), GRUOptions, traits=N_A,
+        formula="(1 - z) x + z h, z = sigmoid(W_z y + U_z x - b), h = tanh(W_g y + U_g (r x)), r = sigmoid(W_r y + "
+        "U_r x)",
+    ),
+    Spec(
+        "R2-input", "input", "residual", GTRXL, "A gate on the stream.", partial(build_gated, InputGate),
+        InputOptions, formula="sigmoid(W x) x + y", traits=N_A,
+    ),
+    Spec(
+        "R2-output", "output", "residual", GTRXL, "A gate on what the submodule adds, read from the stream.",
+        partial(build_gated, OutputGate), GateOptions, formula="x + sigmoid(W x - b) y", traits=N_A,
+    ),
+    Spec(
+        "R2-highway", "highway", "residual", GTRXL,
+        "A gate that shares 1 between the stream and what the submodule adds.", partial(build_gated, HighwayGate),
+        GateOptions, formula="sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y", traits=N_A,
+    ),
+    Spec(
+        "R2-sigtanh", "sigtanh", "residual", GTRXL, "A gate on what the submodule adds, read from the same.",
+        partial(build_gated, SigTanhGate), GateOptions, formula="x + sigmoid(W y - b) tanh(U y)", traits=N_A,
+    ),
+    Spec(
+        "R3", "reversible", "residual",
+        "Gomez et al. 2017, arXiv 1707.04585; Kitaev et al. 2020, arXiv 2001.04451",
+        "Two streams; activations are recomputed in the backward pass instead of stored.", build_pre_ln,
+        formula="y1 = x1 + f(LN(x2)), y2 = x2 + g(LN(y1))", traits=N_A, offers=(Feature.INVERSE,),
+        refuses=(
+            Refusal(Feature.MIXER_ALONE, "the second stream would never change"),
+            Refusal(Feature.CARRY, "what passes from layer to layer beside the streams is not rebuilt"),
+            Refusal(Feature.HALTING, "a token that halts leaves nothing that its input could be rebuilt from"),
+            Refusal(Feature.SHARED, "the signals added between its applications are not taken off again"),
+            Refusal(Feature.LAYER_SIGNALS, "what is added before a layer is not taken off again"),
+            Refusal(Feature.LOSSES, "its forward pass is not stored, so no gradient would reach them"),
+            Refusal(Feature.RECOMPUTED, "its layers are rebuilt from their outputs already"),
         ),
-        Spec(
-            "R1", "pre_ln", "residual", "Xiong et al. 2020, arXiv 2002.04745",
-            "Normalizes the input of every submodule; nothing stands in the way of the stream itself.", build_pre_ln,
-            formula="x + f(LN(x))", traits=N_A,
-        ),
-        Spec(
-            "R1-relu", "pre_ln_relu", "residual", GTRXL,
-            "As pre_ln with a ReLU behind every submodule: the paper's TrXL-I.", partial(build_pre_ln, relu=True),
-            formula="x + ReLU(f(LN(x)))", traits=N_A,
-        ),
-        Spec(
-            "R2-gru", "gru", "residual", GTRXL, "GRU gate; bias 2 starts the stack near the identity.",
-            partial(build_gated, GRUGate), GRUOptions, traits=N_A,
-            formula="(1 - z) x + z h, z = sigmoid(W_z y + U_z x - b), h = tanh(W_g y + U_g (r x)), r = sigmoid(W_r y + "
-            "U_r x)",
-        ),
-        Spec(
-            "R2-input", "input", "residual", GTRXL, "A gate on the stream.", partial(build_gated, InputGate),
-            InputOptions, formula="sigmoid(W x) x + y", traits=N_A,
-        ),
-        Spec(
-            "R2-output", "output", "residual", GTRXL, "A gate on what the submodule adds, read from the stream.",
-            partial(build_gated, OutputGate), GateOptions, formula="x + sigmoid(W x - b) y", traits=N_A,
-        ),
-        Spec(
-            "R2-highway", "highway", "residual", GTRXL,
-            "A gate that shares 1 between the stream and what the submodule adds.", partial(build_gated, HighwayGate),
-            GateOptions, formula="sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y", traits=N_A,
-        ),
-        Spec(
-            "R2-sigtanh", "sigtanh", "residual", GTRXL, "A gate on what the submodule adds, read from the same.",
-            partial(build_gated, SigTanhGate), GateOptions, formula="x + sigmoid(W y - b) tanh(U y)", traits=N_A,
-        ),
-        Spec(
-            "R3", "reversible", "residual",
-            "Gomez et al. 2017, arXiv 1707.04585; Kitaev et al. 2020, arXiv 2001.04451",
-            "Two streams; activations are recomputed in the backward pass instead of stored.", build_pre_ln,
-            formula="y1 = x1 + f(LN(x2)), y2 = x2 + g(LN(y1))", traits=N_A, offers=(Feature.INVERSE,),
-            refuses=(
-                Refusal(Feature.MIXER_ALONE, "the second stream would never change"),
-                Refusal(Feature.CARRY, "what passes from layer to layer beside the streams is not rebuilt"),
-                Refusal(Feature.HALTING, "a token that halts leaves nothing that its input could be rebuilt from"),
-                Refusal(Feature.SHARED, "the signals added between its applications are not taken off again"),
-                Refusal(Feature.LAYER_SIGNALS, "what is added before a layer is not taken off again"),
-                Refusal(Feature.LOSSES, "its forward pass is not stored, so no gradient would reach them"),
-                Refusal(Feature.RECOMPUTED, "its layers are rebuilt from their outputs already"),
-            ),
-        ),
-        Spec(
-            "R6", "rms", "residual", "Zhang & Sennrich 2019, arXiv 1910.07467",
-            "RMSNorm in place of LayerNorm everywhere: no mean is taken off, and nothing is added.",
-            settings="norm: rms", example={"norm": "rms"}, traits=N_A,
-            formula="RMSNorm(x) = x / sqrt(mean(x^2) + 1e-5) * g",
-        ),
-        Spec(
-            "R5", "checkpoint", "residual",
-            "Chen et al. 2016, arXiv 1604.06174; Child et al. 2019, arXiv 1904.10509, section 5.4",
-            "Only the inputs of the layers are kept for the backward pass; the rest is computed again.",
-            settings="checkpoint: true", example={"checkpoint": True}, traits=N_A,
-            formula="x^n is kept, and layer_n(x^(n-1)) computed twice",
-        ),
-        Spec(
-            "R5-bfloat16", "mixed_precision", "residual",
-            "Micikevicius et al. 2018, arXiv 1710.03740; Child et al. 2019, arXiv 1904.10509, section 6",
-            "Products of matrices (and softmax where one kernel does both) in bfloat16, in training alone.",
-            settings="compute_dtype: bfloat16", example={"compute_dtype": "bfloat16"}, traits=N_A,
-            formula="x W computed from x and W rounded to 8 bits",
-        ),
-    )
-}  # fmt: skip
+    ),
+    Spec(
+        "R6", "rms", "residual", "Zhang & Sennrich 2019, arXiv 1910.07467",
+        "RMSNorm in place of LayerNorm everywhere: no mean is taken off, and nothing is added.",
+        settings="norm: rms", example={"norm": "rms"}, traits=N_A,
+        formula="RMSNorm(x) = x / sqrt(mean(x^2) + 1e-5) * g",
+    ),
+    Spec(
+        "R5", "checkpoint", "residual",
+        "Chen et al. 2016, arXiv 1604.06174; Child et al. 2019, arXiv 1904.10509, section 5.4",
+        "Only the inputs of the layers are kept for the backward pass; the rest is computed again.",
+        settings="checkpoint: true", example={"checkpoint": True}, traits=N_A,
+        formula="x^n is kept, and layer_n(x^(n-1)) computed twice",
+    ),
+    Spec(
+        "R5-bfloat16", "mixed_precision", "residual",
+        "Micikevicius et al. 2018, arXiv 1710.03740; Child et al. 2019, arXiv 1904.10509, section 6",
+        "Products of matrices (and softmax where one kernel does both) in bfloat16, in training alone.",
+        settings="compute_dtype: bfloat16", example={"compute_dtype": "bfloat16"}, traits=N_A,
+        formula="x W computed from x and W rounded to 8 bits",
+    ),
+)  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
+from types import ModuleType
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
@@ -304,3 +305,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Choice):
         return value.to_dict()
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def by_name(*entries: ModuleType | Spec) -> dict[str, Spec]:
+    """A catalogue of entries, or of those of modules with one each."""
+    specs = [entry.SPEC if isinstance(entry, ModuleType) else entry for entry in entries]
+    return {spec.name: spec for spec in specs}

@@ -1,6 +1,6 @@
 """All position encodings by name."""
 
-from rltransformers.core.spec import Spec
+from rltransformers.core.spec import Spec, by_name
 from rltransformers.positions import (
     alibi,
     attn_only,
@@ -25,11 +25,8 @@ NONE = Spec(
     "P0", "none", "position", "-", "No encoding: order is visible only through the causal mask.", Position,
     formula="x_t",
 )  # fmt: skip
-POSITIONS = {
-    spec.name: spec
-    for spec in (
-        NONE, sinusoidal.SPEC, learned.LEARNED, learned_base.SPEC, shaw.SPEC, t5.SPEC, trxl.SPEC, rope.SPEC, alibi.SPEC,
-        learned.TIMESTEP, attn_only.SPEC, untied.SPEC, ut_2d.SPEC, deberta.SPEC, shaw_sinusoidal.SPEC, da.SPEC,
-        multiplicative.SPEC, global_labels.SPEC,
-    )
-}  # fmt: skip
+POSITIONS = by_name(
+    NONE, sinusoidal, learned.LEARNED, learned_base, shaw, t5, trxl, rope, alibi,
+    learned.TIMESTEP, attn_only, untied, ut_2d, deberta, shaw_sinusoidal, da,
+    multiplicative, global_labels,
+)  # fmt: skip

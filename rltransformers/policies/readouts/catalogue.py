@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rltransformers.core.spec import Choice
+from rltransformers.core.spec import Choice, by_name
 from rltransformers.policies.readouts import knn, spalm
 
-READOUTS = {spec.name: spec for spec in (knn.SPEC, spalm.SPEC)}
+READOUTS = by_name(knn, spalm)
 DECIDES = "what the action head adds from recorded actions"  # subject of the answer, part of a sentence
 
 

@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rltransformers.core.spec import Choice
+from rltransformers.core.spec import Choice, by_name
 from rltransformers.policies.set_encoders import bert, informer, linformer, luna, nystrom, set_transformer
 
-ENCODERS = {
-    spec.name: spec
-    for spec in (bert.SPEC, set_transformer.SPEC, linformer.SPEC, luna.SPEC, informer.SPEC, nystrom.SPEC)
-}
+ENCODERS = by_name(bert, set_transformer, linformer, luna, informer, nystrom)
 DECIDES = "how the elements of one observation attend to each other"  # subject of the answer, part of a sentence
 
 
