@@ -1,7 +1,15 @@
 """All mixers, patterns, selections, priors, head mechanisms and spans by name."""
 
 from rltransformers.attention import informer, reach, roles, softmax
-from rltransformers.attention.heads import capsule_dynamic, capsule_em, collaborative, gated, multi_head, talking
+from rltransformers.attention.heads import (
+    capsule_dynamic,
+    capsule_em,
+    collaborative,
+    differential,
+    gated,
+    multi_head,
+    talking,
+)
 from rltransformers.attention.patterns import (
     adjacency,
     band,
@@ -98,7 +106,7 @@ SELECTIONS = by_name(selection.NONE, topk, routing, lsh, sinkhorn, sac)
 PRIORS = by_name(roles.NO_PRIOR, gaussian, gaussian_predicted, realformer, lazyformer, predictive, camtl, forget)
 HEAD_MIXINGS = by_name(
     multi_head.MHA, multi_head.MQA, multi_head.DECOUPLED, talking, collaborative, capsule_dynamic, capsule_em,
-    gated,
+    gated, differential,
 )
 SPANS = by_name(span.FULL, adaptive, adaptive_dynamic, multi_scale)
 # fmt: on

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from rltransformers.attention import engines
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Columns, allowed_at, block_of, columns_of, constants_of
-from rltransformers.attention.roles import HandUp, Heads, View, joined_heads
+from rltransformers.attention.roles import HandUp, Heads, View, joined_heads, joint_values
 from rltransformers.functional import windows
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.functional.keys import Group, Past, Rows, cut_past
@@ -43,6 +43,7 @@ class Attention(RowMixer):
         self.placed = bool(plan.position.acts & BY_PLACE)
         self.project = dims.projection(dims.width, self.score.projected)  # rows of the weight: queries, keys, values
         self.output = plan.combine or dims.projection(dims.heads * dims.value_dim, dims.width)
+        self.joint = 1 if plan.combine is None else plan.combine.joint_values
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """State tensors of the chooser and of the prior."""
@@ -236,7 +237,9 @@ class Attention(RowMixer):
     def split(self, rows: Float[Tensor, "B *T N E"], shares: bool = False) -> tuple[Tensor, Tensor]:
         """Keys [B, H, *T, N, K] and values [B, H, *T, N, V]; [B, G, ...] where heads of queries share them."""
         k, v = self.score.split(rows)
-        heads = self.dims.heads
+        heads, joint = self.dims.heads, self.joint
+        if joint > 1:
+            v = joint_values(v, joint)
         if shares or k.shape[1] == v.shape[1] == heads:
             return k, v
         return k.repeat_interleave(heads // k.shape[1], 1), v.repeat_interleave(heads // v.shape[1], 1)

@@ -233,6 +233,12 @@ class Heads:
         return place.distance[:, None, -1]
 
 
+def joint_values(v: Float[Tensor, "B G *T N V"], count: int) -> Float[Tensor, "B G *T N W"]:
+    """Values that ``count`` neighboring heads have side by side, for each of them."""
+    joint = v.movedim(1, -2).unflatten(-2, (-1, count)).flatten(-2).movedim(-2, 1)
+    return joint.repeat_interleave(count, 1)
+
+
 def joined_heads(mixed: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T HV"]:
     """Outputs of all heads side by side."""
     batch, heads, time, width = mixed.shape
@@ -362,7 +368,7 @@ class Score(Part):
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Options of a head mechanism that makes queries and keys of another width."""
+    """Options of a head mechanism that makes queries and keys, or values, of another width."""
 
     def inside(self, dims: Dims) -> Dims:
         """The sizes that parts of attention meet."""
@@ -374,9 +380,11 @@ class Combine(nn.Module):
 
     Attributes:
         reads_inputs: whether ``forward`` takes the normalized inputs [B, T, D] of the same tokens, too.
+        joint_values: neighboring heads that each read the values of all of them, side by side.
     """
 
     reads_inputs = False
+    joint_values = 1
 
     def forward(self, heads: Float[Tensor, "B T X"]) -> Float[Tensor, "B T D"]:
         """Token by token."""

@@ -1,5 +1,6 @@
 """What head mechanisms do, by numbers and laws of their papers."""
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +9,10 @@ import torch
 from rltransformers.attention.heads.capsule_dynamic import dynamic_routing, squash
 from rltransformers.attention.heads.capsule_em import em_routing
 from rltransformers.attention.heads.collaborative import slices
+from rltransformers.attention.heads.differential import Differential, Options
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
+from rltransformers.core.errors import ConfigError
+from rltransformers.mixers.interface import Dims
 
 VOTES = (2, 3, 5, 4, 6)  # streams, tokens, heads, capsules, width of a capsule
 
@@ -75,3 +79,32 @@ def test_collaborative_heads_keep_one_key_of_the_width_that_is_asked_for(width: 
     backbone = Backbone(BackboneConfig(**{**PLAIN, **sizes, "head_mixing": heads}))
     state = backbone.initial_state(2, cached=True).tensors
     assert state["layer0.key_ring"].shape == (2, 6, width + 12)
+
+
+def differential(layer: int = 0, heads: int = 8, kv_heads: int = 8) -> Differential:
+    """With heads of values that are six wide in pairs."""
+    sizes = Dims(12, heads, kv_heads, head_dim=3, value_dim=6, memory=4, layer=layer)
+    return Differential(sizes, Options())
+
+
+def test_what_both_heads_of_a_pair_read_alike_is_taken_off() -> None:
+    """With a factor of 1 nothing of it is left, whatever else they read."""
+    module = differential()
+    module.keys.data.zero_()
+    module.queries.data[0], module.keys.data[0] = 1.0, math.log(2 - module.initial) / 3
+    torch.testing.assert_close(module.factor(), torch.tensor(1.0))
+    own, common = torch.randn(2, 5, 4, 1, 6), 1e3 * torch.randn(2, 5, 4, 1, 6)
+    pairs = torch.cat([own, torch.zeros_like(own)], -2)
+    torch.testing.assert_close(module((pairs + common).flatten(2)), module(pairs.flatten(2)), rtol=1e-9, atol=1e-9)
+
+
+def test_the_factor_starts_lower_in_the_first_layers() -> None:
+    found = [differential(layer).initial for layer in range(4)]
+    assert found == sorted(found) and found[0] == pytest.approx(0.2) and found[3] == pytest.approx(0.8 - 0.6 * 0.40657)
+
+
+def test_heads_without_a_partner_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"heads \(3\) is odd: set heads to 4"):
+        differential(heads=3, kv_heads=3)
+    with pytest.raises(ConfigError, match=r"kv_heads \(1\) is odd: set kv_heads to 2"):
+        differential(kv_heads=1)

@@ -228,7 +228,13 @@ REFUSED: list[tuple[str, str, str]] = [
     ("head_mixing: collaborative", "position: shaw", "needs value_dim"),
     ("head_mixing: collaborative", "selection: lsh", "weighed by every head"),
     ("head_mixing: collaborative", "memory_kind: memorizing", "keys of single heads"),
-    ("head_mixing: capsule_dynamic capsule_em gated", f"{NO_SCORES}; {TAPS}", "outputs of heads that can be routed"),
+    (
+        "head_mixing: capsule_dynamic capsule_em gated differential",
+        f"{NO_SCORES}; {TAPS}",
+        "outputs of heads that can be routed",
+    ),
+    ("head_mixing: differential", "position: shaw", "needs value_dim"),
+    ("head_mixing: differential", "memory_kind: memorizing", "values of single heads"),
     # A token that leaves a layer early has no logits there, and no input could be rebuilt from it.
     ("prior: realformer", "depth: depth_adaptive calm; losses: exits", "a halted token takes no step"),
     ("residual: reversible", "depth: depth_adaptive calm; losses: exits", "a token that halts leaves nothing"),

@@ -1,10 +1,13 @@
 """Rows and twins of further entries: heads."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rltransformers.attention.heads.differential import Differential
+from rltransformers.attention.roles import Combine
 from rltransformers.backbone import Backbone
 from rltransformers.laws import Limit
 from tests.attention.row import Row
@@ -142,6 +145,76 @@ def half_open(special: Backbone, plain: Backbone) -> None:
         output.get_parameter("project.weight").data.copy_(2 * project)
 
 
+# Differential heads
+
+
+def keys_of_pairs(reader: Reader, row: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The key of every head, and of the values of its pair those that it reads: the first or the second half."""
+    groups, width = reader.config.kv_heads or reader.heads, reader.head_dim
+    both, share = reader.key_value_of(row), reader.heads // groups
+    k, v = both[: groups * width].view(groups, width), both[groups * width :].view(groups // 2, 2, reader.value_dim)
+    return [(k[head // share], v[head // 2 // share, head % 2]) for head in range(reader.heads)]
+
+
+def share_of_second(reader: Reader) -> Tensor:
+    """Ye et al. 2024, equation 2."""
+    q, k = (reader[f"mixing.mixer.output.{name}"] for name in ("queries", "keys"))
+    return torch.exp(q[0] @ k[0]) - torch.exp(q[1] @ k[1]) + initial_share(reader)
+
+
+def initial_share(reader: Reader) -> float:
+    """Of a layer, counted from 0."""
+    given: float | None = reader.options("head_mixing").initial
+    return 0.8 - 0.6 * math.exp(-0.3 * reader.layer) if given is None else given
+
+
+def differences(reader: Reader, weights: list[Rows]) -> list[Rows]:
+    """Ye et al. 2024, equation 1: both heads of a pair read with the weights of the first less those of the second."""
+    factor, mixed = share_of_second(reader), []
+    for first, second in zip(weights[::2], weights[1::2], strict=True):
+        mixed += 2 * [[a - factor * b for a, b in zip(first, second, strict=True)]]
+    return mixed
+
+
+def behind_norms(reader: Reader, outputs: Rows) -> Tensor:
+    """Ye et al. 2024, equation 3."""
+    at, rows = "mixing.mixer.output.", []
+    for one, other in zip(outputs[::2], outputs[1::2], strict=True):
+        row = torch.cat([one, other])
+        rows.append((1 - initial_share(reader)) * row / torch.sqrt(row @ row / len(row) + 1e-5) * reader[at + "gain"])
+    out, bias = reader[at + "project.weight"] @ torch.cat(rows), reader.get(at + "project.bias")
+    return out if bias is None else out + bias
+
+
+class NormedHeads(Combine):
+    """Heads of plain attention in front of the norm and the projection of differential attention."""
+
+    def __init__(self, differential: Differential) -> None:
+        super().__init__()
+        self.gain, self.project, self.share = differential.gain, differential.project, 1 - differential.initial
+
+    def forward(self, heads: Tensor) -> Tensor:
+        rows = heads.unflatten(-1, (-1, len(self.gain)))
+        norm = torch.sqrt(rows.square().mean(-1, keepdim=True) + 1e-5)
+        return self.project((rows / norm * self.gain * self.share).flatten(-2))
+
+
+def nothing_taken_off(special: Backbone, plain: Backbone) -> None:
+    """lambda is 0: the first heads of all pairs are plain heads that have the values of two."""
+    for index in range(len(special.layers)):
+        mine, other = (backbone.get_submodule(f"layers.{index}.mixing.mixer") for backbone in (special, plain))
+        output = mine.get_submodule("output")
+        assert isinstance(output, Differential)
+        output.queries.data.zero_()
+        output.queries.data[1], output.keys.data[1] = math.log(1 + output.initial) / output.queries.shape[1], 1.0
+        q, k, v = mine.get_parameter("project.weight").data.split([12, 12, 12])
+        firsts = [rows.view(2, 2, 3, 12)[:, 0].flatten(0, 1) for rows in (q, k)]
+        other.get_parameter("project.weight").data.copy_(torch.cat([*firsts, v]))
+        other.output = NormedHeads(output)
+
+
+DIFFERENTIAL: dict[str, Any] = {"head_mixing": "differential", "width": 12, "heads": 4}
+
 ROWS: dict[tuple[str, str], Row] = {
     # Equals CollaborativeAttention of epfml/collaborative-attention, 5b05408, without its biases to 9e-17.
     ("head_mixing", "collaborative"): Row(
@@ -176,8 +249,36 @@ ROWS: dict[tuple[str, str], Row] = {
         twin=HeadMixing(gate=gates, join=behind_gates),
         limits=(Limit({"head_mixing": "gated"}, {}, half_open),),
     ),
+    # Against github.com/microsoft/unilm, 768a3c8, MultiheadDiffAttn in float64 with the same weights and rotary places,
+    # layers 0, 1 and 3, keys shared by two and four heads, too: largest error of values and gradients 9e-15.
+    ("head_mixing", "differential"): Row(
+        DIFFERENTIAL,
+        HeadMixing(after=differences, meeting=Meeting(keys=keys_of_pairs), join=behind_norms),
+        (
+            Limit(
+                {**DIFFERENTIAL, "position": "rope"},
+                {"width": 12, "heads": 2, "head_dim": 3, "value_dim": 6, "position": "rope"},
+                nothing_taken_off,
+            ),
+            f"{HEADS}test_what_both_heads_of_a_pair_read_alike_is_taken_off",
+        ),
+    ),
 }
 VARIANTS: dict[str, Row] = {
+    "differential heads that share keys, with sinks of both kinds": Row(
+        {
+            **DIFFERENTIAL,
+            "heads": 8,
+            "kv_heads": 4,
+            "head_dim": 4,
+            "value_dim": 2,
+            "head_mixing": {"name": "differential", "initial": 0.4},
+            "mixer": {"name": "softmax", "sink_logit": True},
+            "position": "t5",
+            "pattern": {"name": "longformer", "window": 3, "sinks": 2},
+            "attention_bias": True,
+        }
+    ),
     "gates of heads with biases": Row(
         {
             "head_mixing": {"name": "gated", "by": "head"},
