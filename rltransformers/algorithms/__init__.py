@@ -1,0 +1,1 @@
+"""Losses of the algorithms on batches: ``ppo``, ``vmpo``, ``dqn``, ``decision``. Loops over data are in ``agents``."""

@@ -1,0 +1,1 @@
+"""Mathematics of the mechanisms: functions of tensors without parameters."""

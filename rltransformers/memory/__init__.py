@@ -1,0 +1,1 @@
+"""What a layer keeps of earlier calls: the axis ``memory_kind``."""

@@ -1,0 +1,1 @@
+"""How heads share keys and are joined: the axis ``head_mixing``."""

@@ -1,0 +1,1 @@
+"""Which earlier tokens a token may attend to: the axis ``pattern``."""

@@ -1,0 +1,1 @@
+"""Terms added to the logits besides content and position: the axis ``prior``."""

@@ -1,0 +1,1 @@
+"""Which of the visible keys are used: the axis ``selection``."""

@@ -1,0 +1,1 @@
+"""Mixers that read blocks of earlier tokens through a few slots; values of the axis ``mixer``."""

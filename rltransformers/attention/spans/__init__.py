@@ -1,0 +1,1 @@
+"""How far back each head looks: the axis ``span``."""

@@ -1,0 +1,1 @@
+"""Decision Transformers besides their algorithm: data, loss, playing episodes, checkpoints (``stored_agent``)."""

@@ -1,0 +1,1 @@
+"""A run: its config (``experiment``), its folder, its pictures, its callback."""
