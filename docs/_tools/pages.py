@@ -27,7 +27,8 @@ NOTES = {
     "position": "A list combines encodings that act at different places.",
     "pattern": "Layers cycle through a list; a list inside that list gives one pattern per head.",
     "selection": "Layers cycle through a list.",
-    "mixer": "Layers cycle through a list.",
+    "mixer": "Layers cycle through a list. Which one to take, with examples: "
+    "[recurrent memories](../guides/recurrent_memories.md).",
     "span": "Layers cycle through a list.",
     "losses": "Written as `losses: {NAME: weight}`, or `losses: {NAME: {weight: ..., option: value}}`.",
     "encoder": 'Of the policy, not of the backbone: `policy_kwargs={"observation": {"encoder": ...}}`, '
@@ -63,6 +64,7 @@ def index() -> Iterator[str]:
     yield f"Look up the {count} mechanisms of [the backbone](../backbone.md) here. Each slot has a page with"
     yield "formulas, options, costs, differences from the source, and measurements."
     yield "`rltransformers list` prints them too. `python docs/_tools/update_docs.py` writes these pages."
+    yield "[Recurrent memories](../guides/recurrent_memories.md) says how to choose Mamba 2, xLSTM, DeltaNet or LSTM."
     yield from ["", "| slot | decides | names |", "|---|---|---|"]
     for axis, specs in mechanisms().items():
         names = ", ".join(f"[`{spec.name}`]({axis}.md#{spec.name})" for spec in specs)
@@ -71,7 +73,8 @@ def index() -> Iterator[str]:
     yield from ["", "## Which of them go together", ""]
     yield "[All pairs](pairs.csv) says which two mechanisms a config can combine, and the error message for others."
     yield ""
-    yield "![A matrix of all mechanisms: green where two of them work together, red where they do not.](pairs.png)"
+    matrix = "A matrix of all mechanisms: green where two of them work together, red where they do not."
+    yield f"[![{matrix}](pairs.png)](pairs.png)"
 
 
 def slot(axis: str, specs: Sequence[Spec]) -> Iterator[str]:
@@ -117,11 +120,18 @@ def presets() -> Iterator[str]:
     """The page of the presets."""
     yield from ["# preset", "", "A published architecture; every other key of the config changes a part of it."]
     yield f"{INITIAL} [All slots](README.md)."
-    yield from ["", *report.table_head(["name", "sets", "source", "differs from the source", "learned"])]
+    yield from ["", *report.table_head(["name", "source"])]
     for name, preset in PRESETS.items():
+        yield report.line([f"[`{name}`](#{name})", preset.paper])
+    for name, preset in PRESETS.items():
+        yield from ["", f"## {name}", ""]
         sets = ", ".join(f"`{key}: {written(value)}`" for key, value in preset.overrides.items())
-        learned = "; ".join(learning("preset", name)) or "-"
-        yield report.line([f"`{name}`", sets or "-", preset.paper, preset.deviation or "-", learned])
+        yield f"- sets: {sets or 'nothing, it is the plain stack'}"
+        yield f"- source: {preset.paper}"
+        if preset.deviation:
+            yield f"- differs from the source: {preset.deviation}"
+        if learned := "; ".join(learning("preset", name)):
+            yield f"- learned ([all](../results/{SUITE}.md)): {learned}"
 
 
 def written(value: Any) -> str:

@@ -67,7 +67,7 @@ README_SPEED = (
 README_SLOTS = {
     "position": ("trxl", "rope", "alibi"),
     "pattern": ("band", "dilated", "longformer"),
-    "mixer": ("softmax", "linear", "performer"),
+    "mixer": ("softmax", "mamba2", "gated_deltanet"),
     "memory_kind": ("transformer_xl", "compressive", "memorizing"),
     "residual": ("gru", "highway", "pre_ln"),
 }
