@@ -10,7 +10,7 @@ from rltransformers.mixers.interface import Dims
 
 
 class GRU(Cell):
-    """The cell of ``torch.nn.GRU``; its weights have torch's names. A segment is one call of torch's network."""
+    """The cell of ``torch.nn.GRU``; its weights have torch's names."""
 
     names = ("cell",)
 
@@ -30,7 +30,9 @@ class GRU(Cell):
         return [new + torch.sigmoid(z + z_h) * (before - new)]
 
     def walk(self, x: Tensor, sizes: Tensor, state: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """By torch's network, in the mode that cuDNN differentiates; without dropout all modes are the same."""
+        """By cuDNN, in the mode that it differentiates; on a CPU its backward pass is quadratic, the loop linear."""
+        if not x.is_cuda:
+            return super().walk(x, sizes, state, weights)
         out, after = torch.gru(x, sizes, state[0][None], weights, True, 1, 0.0, True, False)
         return out, [after[0]]
 
