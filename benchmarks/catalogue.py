@@ -1,12 +1,14 @@
 """Cost of every catalogue entry by length: time, FLOPs, bytes kept for the backward pass, and their growth.
 
-Axes: T tokens, D width. An entry is timed only while its laws hold (``laws.require_green``).
+Times are CPU times of this process, which other work on the machine disturbs least. An entry is timed only while its
+laws hold (``laws.require_green``). Axes: T tokens, D width.
 """
 
 import csv
 import itertools
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.attention import HEADS, SIZES, WIDTH, banded
-from benchmarks.harness import RESULTS, Row, Timed, absolute, machine, timed
+from benchmarks.harness import RESULTS, Row, Timed, absolute, interleave, machine, meets, timed
 from benchmarks.laws import require_green
 from rltransformers.backbone import AXES, PLAIN, BackboneConfig
 from rltransformers.backbone import catalogue as entries
@@ -128,11 +130,26 @@ def catalogue(
     Args:
         repetitions: of every length; 3 are enough for a growth.
         lengths: ascending, each twice the one before.
-        only: names such as "mixer:linear"; default: all entries that change attention.
+        only: names such as "mixer:linear", or "missing" for entries without figures; the figures of others stay.
+            Default: all entries that change attention.
+
+    Raises:
+        SystemExit: ``only`` has no entry.
     """
+    path = RESULTS / "catalogue_cost.csv"
     chosen = {f"{axis}:{spec.name}": spec for axis in ATTENTION for spec in entries()[axis]}
+    order = [f"{spec.id} {name}" for name, spec in chosen.items()]
+    earlier = [] if only is None else read_costs(path)
     if only is not None:
-        chosen = {name: spec for name, spec in chosen.items() if name in only}
+        names = {name for name in only if name != "missing"}
+        measured = {row["entry"] for row in earlier}
+        new = {name for name, spec in chosen.items() if f"{spec.id} {name}" not in measured}
+        names |= new if "missing" in only else set()
+        if unknown := sorted(names - chosen.keys()):
+            raise SystemExit(f"no entry {', '.join(unknown)}; names are those of a slot and an entry: mixer:linear")
+        if not names:
+            raise SystemExit("every entry has figures; name those to measure again")
+        chosen = {name: spec for name, spec in chosen.items() if name in names}
     green = require_green(chosen)
     costs: list[Cost] = []
     for name, spec in chosen.items():
@@ -141,9 +158,59 @@ def catalogue(
             found = costs_of(f"{spec.id} {name}", config, lengths, min(repetitions, 3))
             costs += found
             yield growth_row(found, spec.traits.time, SETTING, lengths)
-    reference = reference_costs(lengths, min(repetitions, 3))
-    write_costs([*costs, *reference], RESULTS / "catalogue_cost.csv", SETTING)
-    draw([*costs, *reference], RESULTS)
+    costs += reference_costs(lengths, min(repetitions, 3))
+    write_costs(costs, path, SETTING, earlier=earlier, order=[*order, REFERENCE])
+    draw([cost_of(row) for row in read_costs(path)], RESULTS)
+
+
+def acting(*, repetitions: int = 5, only: Sequence[str] | None = None) -> Iterator[Row]:
+    """Time of acting at position 4,096 of an episode against position 32, for every mixer.
+
+    Args:
+        repetitions: five times as many pairs are measured, because a step is short.
+        only: names such as "mixer:linear"; default: all mixers.
+    """
+    chosen = {f"mixer:{spec.name}": spec for spec in entries()["mixer"]}
+    green = require_green(chosen if only is None else only)
+    for name, spec in chosen.items():
+        if name in green:
+            yield acting_row(f"{spec.id} {name}", entry_config("mixer", spec.name, LATE), 5 * repetitions)
+
+
+EARLY, LATE, ENVIRONMENTS, STEPS = 32, 4096, 16, 50
+
+
+@torch.no_grad()
+def acting_row(name: str, config: BackboneConfig, repetitions: int) -> Row:
+    """Fifty steps of sixteen environments behind a segment of 4,096 steps, and the same behind one of 32, in turn."""
+    torch.manual_seed(0)
+    backbone = backbone_of(config).eval()
+    tables, reset = backbone.tables(), torch.zeros(ENVIRONMENTS, 1, dtype=torch.bool)
+    past, x = torch.randn(1, LATE, WIDTH), torch.randn(ENVIRONMENTS, 1, WIDTH)
+    rows = torch.zeros(ENVIRONMENTS, dtype=torch.long)
+
+    def steps_from(position: int) -> Callable[[], float]:
+        start = backbone.with_cache(backbone(past[:, :position])[1][rows])
+
+        def work() -> float:
+            state = start.clone()
+            began = time.process_time()
+            for _ in range(STEPS):
+                _, state = backbone.step(x, state, reset, tables=tables, overwrites=True)
+            return time.process_time() - began
+
+        return work
+
+    pair = interleave(steps_from(LATE), steps_from(EARLY), repetitions, warmup=2)
+    ratios = sorted(late / early for late, early in zip(pair.ours, pair.peer, strict=True))
+    ratio, target, scale = statistics.median(ratios), "<= 1.1", 1e3 / STEPS
+    return Row(
+        name, f"backbone.step of {ENVIRONMENTS} environments, width {WIDTH}, {SIZES}, memory 64, {LAYERS} layers",
+        "ms per step", statistics.median(pair.ours) * scale, statistics.median(pair.peer) * scale,
+        f"position {EARLY}", ratio, ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4], target,
+        meets(ratio, target), len(ratios),
+        note=f"CPU time; the ratio is time at {LATE} / time at {EARLY}, with its quartiles",
+    )  # fmt: skip
 
 
 def costs_of(name: str, config: BackboneConfig, lengths: Sequence[int], repetitions: int) -> list[Cost]:
@@ -189,11 +256,13 @@ def measure(
 
 
 def backward_of(forward: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Timed:
-    """Forward and backward; some parameters need not matter."""
+    """CPU time of forward and backward; some parameters need not matter."""
 
-    def work() -> None:
+    def work() -> float:
+        began = time.process_time()
         out = forward()
         torch.autograd.grad(out, parameters, torch.ones_like(out), allow_unused=True)
+        return time.process_time() - began
 
     return work
 
@@ -266,18 +335,49 @@ def reference_costs(lengths: Sequence[int], repetitions: int) -> list[Cost]:
     return measure(REFERENCE, forward_of, lengths, repetitions, 0, 1)
 
 
-def write_costs(costs: Sequence[Cost], path: Path, setting: str, axis: str = "T") -> None:
-    """A CSV with one line per entry and length."""
+def write_costs(
+    costs: Sequence[Cost],
+    path: Path,
+    setting: str,
+    axis: str = "T",
+    earlier: Sequence[Mapping[str, str]] = (),
+    order: Sequence[str] = (),
+) -> None:
+    """A CSV with one line per entry and length; rows of ``earlier`` whose entries were not measured again stay."""
     facts = machine()
+    columns = [
+        "entry", axis, "forward_flops", "saved_bytes", "forward_backward_ms", "state_bytes",
+        "setting", "threads", "device", "commit", "date",
+    ]  # fmt: skip
+    rows: list[Mapping[str, Any]] = []
+    for each in costs:
+        numbers = [round(each.flops), round(each.saved_bytes), f"{1e3 * each.seconds:.4g}", round(each.state_bytes)]
+        values = [each.entry, each.length, *numbers, setting, torch.get_num_threads()]
+        values += [facts["device"], facts["commit"], facts["date"]]
+        rows.append(dict(zip(columns, values, strict=True)))
+    new = {each.entry for each in costs}
+    rows += [row for row in earlier if row["entry"] not in new and row["entry"] in order]
+    if order:
+        rows.sort(key=lambda row: order.index(row["entry"]))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["entry", axis, "forward_flops", "saved_bytes", "forward_backward_ms", "state_bytes",
-                         "setting", "threads", "device", "commit", "date"])  # fmt: skip
-        for each in costs:
-            numbers = [round(each.flops), round(each.saved_bytes), f"{1e3 * each.seconds:.4g}", round(each.state_bytes)]
-            writer.writerow([each.entry, each.length, *numbers, setting, torch.get_num_threads(),
-                             facts["device"], facts["commit"], facts["date"]])  # fmt: skip
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_costs(path: Path) -> list[dict[str, str]]:
+    """Rows that ``write_costs`` wrote; none without a file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def cost_of(row: Mapping[str, str]) -> Cost:
+    """The figures of a row, its time as the only run."""
+    flops, saved, state = (float(row[key]) for key in ("forward_flops", "saved_bytes", "state_bytes"))
+    return Cost(row["entry"], int(row["T"]), flops, saved, (float(row["forward_backward_ms"]) / 1e3,), state)
 
 
 # --- picture ---

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,13 +180,18 @@ def resident_bytes(kind: str) -> int:
 
 
 def report(
-    name: str, rows: Iterable[Row], folder: Path | None = None, program: str = "python scripts/benchmark.py"
+    name: str,
+    rows: Iterable[Row],
+    folder: Path | None = None,
+    program: str = "python scripts/benchmark.py",
+    keeps: bool = False,
 ) -> list[Row]:
     """Print the table of ``rows`` as they come and write ``<name>.csv`` and ``.json`` at the end, if there are any.
 
     Args:
         folder: of the files, ``docs/benchmarks`` by default.
         program: what is run to measure anew.
+        keeps: whether rows of an earlier run stay unless one of the same name was measured now.
     """
     folder, facts = folder or RESULTS, machine(program)
     versions = " ".join(f"{package} {version}" for package, version in facts["versions"].items())
@@ -200,14 +205,25 @@ def report(
         return done
     folder.mkdir(parents=True, exist_ok=True)
     table = [{key: rounded(value) for key, value in asdict(row).items()} for row in done]
-    with (folder / f"{name}.csv").open("w", newline="") as file:
+    path = folder / f"{name}.csv"
+    earlier = earlier_rows(path, {row.name for row in done}) if keeps else []
+    with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*Row.__dataclass_fields__, "device", "commit", "date"])
         writer.writeheader()
+        writer.writerows(earlier)
         writer.writerows(known | {key: facts[key] for key in ("device", "commit", "date")} for known in table)
-    whole = {"machine": facts, "rows": table}
-    (folder / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    whole = {"machine": facts, "rows": table} | ({"earlier": earlier} if earlier else {})
+    path.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
     print(f"\nwritten: {folder.relative_to(ROOT)}/{name}.csv and .json")
     return done
+
+
+def earlier_rows(path: Path, names: Container[str]) -> list[dict[str, str]]:
+    """Rows of a CSV, each with its own machine and date, whose names are not among ``names``."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["name"] not in names]
 
 
 def rounded(value: Any) -> Any:

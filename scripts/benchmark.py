@@ -70,8 +70,11 @@ COMMANDS = {
     "windowed": Command("attention", "windowed", "windowed attention, against dense kernels and x-transformers"),
     "linear": Command("attention", "linear", "linear attention: growth with the length of the segment"),
     "catalogue": Command("catalogue", "catalogue", "cost of every mechanism by length, against its declared growth"),
+    "acting-position": Command("catalogue", "acting", "every mixer: a step late in an episode against one early in it"),
     "encoders": Command("encoders", "encoders", "cost of encoders of an observation by its elements, the same way"),
 }
+CHOOSES = ("catalogue", "acting-position")
+"""Commands that can measure some of their entries."""
 GROWTH = {"catalogue": "T", "encoders": "N"}
 """Commands whose rows are entries that grow as they declare, and what they grow with."""
 
@@ -84,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if chosen.command == "all":
         return run_all(chosen.repetitions, chosen.threads)
-    return run(chosen.command, chosen.repetitions, chosen.threads)
+    return run(chosen.command, chosen.repetitions, chosen.threads, getattr(chosen, "only", None))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -92,7 +95,16 @@ def parser() -> argparse.ArgumentParser:
     outer = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = outer.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        add_options(commands.add_parser(name, help=command.help, description=command.help), str(command.threads))
+        one = commands.add_parser(name, help=command.help, description=command.help)
+        add_options(one, str(command.threads))
+        if name in CHOOSES:
+            one.add_argument(
+                "--only",
+                nargs="+",
+                metavar="ENTRY",
+                help="measure these, such as mixer:gla, and keep the figures of others; catalogue: missing, "
+                "for all that have none",
+            )
     add_options(commands.add_parser("all", help="every command above, each in its own process"), "as per command")
     commands.add_parser("summary", help="Markdown table of the figures in docs/benchmarks")
     return outer
@@ -115,7 +127,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def run(name: str, repetitions: int, threads: int | None) -> int:
+def run(name: str, repetitions: int, threads: int | None, only: Sequence[str] | None = None) -> int:
     """Measure one command, print its rows and write its files. The threads are set before torch and numpy start."""
     command = COMMANDS[name]
     threads = threads or command.threads
@@ -132,7 +144,8 @@ def run(name: str, repetitions: int, threads: int | None) -> int:
 
     module = importlib.import_module(f"benchmarks.{command.module}")
     measure: Callable[..., Iterator[Row]] = getattr(module, command.function)
-    report(name, measure(repetitions=repetitions))
+    chosen = {} if only is None else {"only": only}
+    report(name, measure(repetitions=repetitions, **chosen), keeps=bool(chosen))
     return 0
 
 
