@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks import harness, laws
+from benchmarks import catalogue, harness, laws
 from benchmarks.harness import Pair, absolute, interleave, meets
 from rltransformers.core.errors import ConfigError
 from rltransformers.laws.costs import cost
@@ -109,3 +109,30 @@ def test_law(n): assert n == 0
 
 def test_a_package_that_is_not_installed_has_no_version() -> None:
     assert list(harness.versions(["no-such-package-at-all", "torch"])) == ["torch"]
+
+
+def test_rows_of_other_names_stay_where_some_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    harness.report("rows", [absolute("one", "", "ms", [1.0]), absolute("two", "", "ms", [2.0])], tmp_path)
+    harness.report("rows", [absolute("two", "", "ms", [3.0])], tmp_path, keeps=True)
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        assert [(row["name"], row["ours"]) for row in csv.DictReader(file)] == [("one", "1.0"), ("two", "3.0")]
+
+
+def test_costs_stay_in_the_order_of_the_catalogue(tmp_path: Path) -> None:
+    def of(entry: str, flops: float) -> catalogue.Cost:
+        return catalogue.Cost(entry, 256, flops, 2.0, (0.5,), 4.0)
+
+    path = tmp_path / "cost.csv"
+    catalogue.write_costs([of("a", 1), of("c", 1), of("removed", 1)], path, "sizes")
+    earlier = catalogue.read_costs(path)
+    catalogue.write_costs([of("b", 2), of("c", 2)], path, "sizes", earlier=earlier, order=["a", "b", "c"])
+    assert [catalogue.cost_of(row) for row in catalogue.read_costs(path)] == [of("a", 1), of("b", 2), of("c", 2)]
+    assert catalogue.read_costs(tmp_path / "none.csv") == []
+
+
+def test_entries_that_do_not_exist_are_not_measured() -> None:
+    with pytest.raises(SystemExit, match="no entry mixer:nothing"):
+        list(catalogue.catalogue(only=["mixer:nothing"]))
