@@ -158,9 +158,13 @@ def catalogue(
             found = costs_of(f"{spec.id} {name}", config, lengths, min(repetitions, 3))
             costs += found
             yield growth_row(found, spec.traits.time, SETTING, lengths)
-    costs += reference_costs(lengths, min(repetitions, 3))
-    write_costs(costs, path, SETTING, earlier=earlier, order=[*order, REFERENCE])
-    draw([cost_of(row) for row in read_costs(path)], RESULTS)
+    reference = reference_costs(lengths, min(repetitions, 3))
+    if only is None:
+        write_costs([*costs, *reference], path, SETTING)
+        draw([*costs, *reference], RESULTS)
+    else:  # figures of another day do not belong into the same picture
+        write_costs(costs, path, SETTING, earlier=earlier, order=[*order, REFERENCE])
+        draw_chosen([*costs, *reference], RESULTS / "cost-chosen.png")
 
 
 def acting(*, repetitions: int = 5, only: Sequence[str] | None = None) -> Iterator[Row]:
@@ -382,6 +386,7 @@ def cost_of(row: Mapping[str, str]) -> Cost:
 
 # --- picture ---
 
+TITLE = f"Cost of one layer's attention, projections included: width {WIDTH}, {HEADS} heads, memory 64, batch 1"
 DRAWN = {
     "dense causal": "dense causal (SDPA)",
     "M2 memory_kind:compressive": "compressive",
@@ -399,11 +404,16 @@ DRAWN = {
 
 def draw(costs: Sequence[Cost], folder: Path) -> None:
     """``cost.png`` with a choice of entries, and ``cost-SLOT.png`` with all entries of a slot."""
-    title = f"Cost of one layer's attention, projections included: width {WIDTH}, {HEADS} heads, memory 64, batch 1"
-    picture(costs, DRAWN, folder / "cost.png", title)
+    picture(costs, DRAWN, folder / "cost.png", TITLE)
     for axis in ATTENTION:
         names = {f"{spec.id} {axis}:{spec.name}": spec.name for spec in entries()[axis]}
-        picture(costs, {REFERENCE: DRAWN[REFERENCE], **names}, folder / f"cost-{axis}.png", title)
+        picture(costs, {REFERENCE: DRAWN[REFERENCE], **names}, folder / f"cost-{axis}.png", TITLE)
+
+
+def draw_chosen(costs: Sequence[Cost], path: Path) -> None:
+    """All of ``costs`` beside the reference."""
+    names = {each.entry: each.entry.partition(":")[2] for each in costs if each.entry != REFERENCE}
+    picture(costs, {REFERENCE: DRAWN[REFERENCE], **names}, path, TITLE)
 
 
 def picture(
