@@ -38,8 +38,12 @@ def test_the_page_of_a_slot_tells_everything_about_every_entry() -> None:
             assert f"`{spec.formula}`" in section
             assert all(f"`{option}`" in section for option in spec.options_text())
             assert spec.traits.causal_form in section
-    for name in PRESETS:
-        assert f"| `{name}` |" in texts["preset"]
+    for name, preset in PRESETS.items():
+        assert f"| [`{name}`](#{name}) | {preset.paper} |" in texts["preset"]
+        _, section = texts["preset"].split(f"\n## {name}\n")
+        section = section.split("\n## ")[0]
+        assert preset.deviation in section
+        assert all(f"`{key}: " in section for key in preset.overrides)
 
 
 def test_the_table_of_pairs_says_what_configs_get_told() -> None:
