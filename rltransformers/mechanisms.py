@@ -126,6 +126,12 @@ def check_spec(spec: Any) -> None:
     if not spec.summary:
         raise ConfigError(f"{what} has no summary; say in one sentence what it changes, for `rltransformers list`")
     check_options(spec, what)
+    traits = spec.traits
+    if not traits.rounding and (traits.single > Traits.single or traits.half > Traits.half):
+        raise ConfigError(
+            f"{what} declares errors of {traits.single:g} in float32 and {traits.half:g} in bfloat16, usual are "
+            f"{Traits.single:g} and {Traits.half:g}; say why in Traits.rounding"
+        )
     sizes = SIZES.get(spec.axis, "dims")
     if spec.axis == "mixer" and Feature.SCORES in spec.offers:
         sizes = "dims, plan"

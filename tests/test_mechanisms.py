@@ -18,7 +18,7 @@ from rltransformers.cli.main import main
 from rltransformers.cli.settings import find_settings
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.extensions import EXTENSIONS, load_installed
-from rltransformers.mechanisms import TABLES, Dims, MemoryOptions, NoOptions, Objective, Spec
+from rltransformers.mechanisms import TABLES, Dims, MemoryOptions, NoOptions, Objective, Spec, Traits
 from tests.extending import install, unregistered, write_module
 
 LINEAR = TABLES["mixer"]["linear"]
@@ -92,6 +92,10 @@ def test_registering_the_same_record_twice_changes_nothing() -> None:
         (replace(MINE, axis="mixr"), r"Spec\.axis: unknown axis 'mixr'; did you mean 'mixer'"),
         (replace(MINE, name="my mixer"), r"Spec\.name must be letters, digits and underscores, .*got 'my mixer'"),
         (replace(MINE, summary=""), "mixer 'mine' has no summary; say in one sentence"),
+        (
+            replace(MINE, traits=Traits(half=0.3)),
+            r"errors of 1e-05 in float32 and 0\.3 in bfloat16.* say why in Traits",
+        ),
         (replace(MINE, name="linear"), r"mixer 'linear' is taken by rltransformers\.mixers\.linear; choose another"),
         (replace(MINE, options=Thawed), r"must be a class under @dataclass\(frozen=True\), got .*Thawed"),
         (replace(MINE, options=dict), r"must be a class under @dataclass\(frozen=True\), got <class 'dict'>"),

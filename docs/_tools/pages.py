@@ -110,6 +110,8 @@ def entry(spec: Spec) -> Iterator[str]:
         yield f"- sees: {traits.horizon}; state: {traits.state}; work grows as {traits.time}"
     if traits.causal_form:
         yield f"- differs from the source: {traits.causal_form}"
+    if traits.rounding:
+        yield f"- float32 is within {traits.single:g} of float64, bfloat16 within {traits.half:g}: {traits.rounding}"
     if spec.paper != "-":
         yield f"- source: {spec.paper} (id {spec.id})"
     for line in measured(spec):

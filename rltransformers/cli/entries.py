@@ -29,7 +29,11 @@ def mechanism_entry(spec: Spec) -> dict[str, Any]:
         "formula": spec.formula,
         "settings": spec.settings,
         "options": spec.options_text(),
-        "traits": asdict(spec.traits),
+        "traits": {
+            name: value
+            for name, value in asdict(spec.traits).items()
+            if spec.traits.rounding or name not in ("single", "half", "rounding")  # told where they are not usual
+        },
     }
 
 

@@ -14,7 +14,6 @@ from rltransformers.core.extensions import EXTENSIONS
 from rltransformers.core.spec import Spec
 from rltransformers.laws.gradients import TWIN_AXES, Limit, Reference
 from rltransformers.laws.partners import settings_of, sized
-from rltransformers.laws.states import HALF, SINGLE
 from rltransformers.mechanisms import TABLES, add, check_spec
 
 BASES: tuple[dict[str, Any], ...] = (
@@ -132,6 +131,7 @@ def costs(subject: Subject) -> None:
 
 def precision(subject: Subject) -> None:
     """Hold L10: compare lower precisions with float64."""
+    subject.note = subject.spec.traits.rounding
     laws.autocast(subject.case(), subject.half)
     subject.figure = laws.low_precision(subject.case(), subject.single, subject.half)
 
@@ -193,8 +193,8 @@ def check_mechanism(
     limits: Sequence[Limit] = (),
     settings: Mapping[str, Any] | None = None,
     tolerance: float = laws.EXACT,
-    single: float = SINGLE,
-    half: float = HALF,
+    single: float | None = None,
+    half: float | None = None,
     only: Sequence[str] = tuple(LAWS),
 ) -> Report:
     """Hold the laws of the library against a mechanism, registered or not; takes about a minute on a processor.
@@ -209,7 +209,7 @@ def check_mechanism(
         limits: settings under which it computes what another mechanism does.
         settings: other settings of ``BackboneConfig`` to check it with.
         tolerance: of float64, relative to numbers of size 1.
-        single, half: of float32 and bfloat16, relative to the largest output.
+        single, half: of float32 and bfloat16, relative to the largest output; default what the traits declare.
         only: laws to try, as ("L1", "L13").
 
     Raises:
@@ -227,6 +227,7 @@ def check_mechanism(
         values, config = smallest(spec, options or {}, settings or {})
         if twin is not None:
             reference = laws.reference_of(spec.axis, twin)
+        single, half = spec.traits.single if single is None else single, spec.traits.half if half is None else half
         subject = Subject(spec, values, config, reference, limits, tolerance, single, half)
         return Report(f"{spec.axis} {spec.name}", tuple(tried(law, subject) for law in LAWS if law in only))
 

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig, State
+from rltransformers.core.spec import Traits
 from rltransformers.laws.streams import Case, backbone_of, require
 
-SINGLE, HALF = 1e-5, 0.1
-"""Usual bounds of float32 and bfloat16, relative to the largest output; bfloat16 rounds to 8 bits, 0.4 %, each time."""
+SINGLE, HALF = Traits.single, Traits.half
+"""Usual bounds of float32 and bfloat16, relative to the largest output."""
 
 
 def portable_states(case: Case) -> None:

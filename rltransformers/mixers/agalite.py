@@ -72,6 +72,7 @@ SPEC = Spec(
     traits=Traits(
         family="KERN", horizon="episode", state="G (R (E Dh + Dv) + E Dh)",
         causal_form="oscillators tick from the start of the episode, in the authors' code from that of the stream",
+        single=1e-4, rounding="a query whose rectified features are all near 0 divides one small sum by another",
     ),
     offers=(Feature.KEYS,),
     formula="V_j = (1 - b) V_j + cos(w_j tau) b v, K_j = (1 - g) K_j + cos(w_j tau) g phi(k), "

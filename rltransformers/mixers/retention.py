@@ -106,6 +106,8 @@ SPEC = Spec(
         causal_form="queries and keys turn without the scaling of xPos; RMS normalization with gains that heads share "
         "in place of a group norm; the three scalings that a normalization cancels are left out; values are as wide as "
         "keys, in the authors' code twice as wide",
+        half=0.3, rounding="what a head reads is divided by its own size, which is small where products of queries and "
+        "keys cancel",
     ),
     offers=(Feature.KEYS,),
     formula="o_t = W_o (norm(S_t^T R_t q_t / sqrt(Dh)) * silu(W_g x_t)), S_t = (1 - 2^-(5 + h)) S_(t-1) + R_t k_t "

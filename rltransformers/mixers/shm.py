@@ -103,6 +103,7 @@ SPEC = Spec(
         causal_form="theta follows layer and episode position; the paper draws it at every step, so that acting is not "
         "what was trained, and the authors' code for POPGym always takes the first; a matrix per key-value head, of "
         "which `heads: 1` is the published one; `growth` is an addition",
+        half=0.3, rounding="a stored number is a product of the factors of all tokens since, each of which is rounded",
     ),
     offers=(Feature.KEYS,),
     formula="M_t = M_(t-1) * C_t + k_t (eta_t v_t)^T, C_t = 1 + tanh(w_c(x_t) theta_t^T), o_t = M_t^T q_t, q, k = "

@@ -86,6 +86,15 @@ def test_every_row_has_a_limit_and_a_reason_for_what_is_unusual() -> None:
                 assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, limit
 
 
+def test_mechanisms_since_2022_declare_the_bounds_of_low_precision_that_their_rows_have() -> None:
+    """``check_mechanism`` reads those of the traits."""
+    recent = {key: row for key, row in ROWS.items() if AXES[key[0]].table[key[1]].id.startswith("N")}
+    assert len(recent) >= 19
+    for (axis, name), row in recent.items():
+        traits = AXES[axis].table[name].traits
+        assert (row.float32, row.bfloat16, row.why) == (traits.single, traits.half, traits.rounding), name
+
+
 @every_mechanism
 def test_l1_nothing_depends_on_the_future(name: str) -> None:
     laws.causality(case_of(name))

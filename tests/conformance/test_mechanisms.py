@@ -51,6 +51,15 @@ def test_a_mechanism_that_keeps_the_laws_is_reported_so() -> None:
     assert torch.equal(torch.get_rng_state(), before) and torch.get_default_dtype() is torch.float32
 
 
+@pytest.mark.parametrize("name", ["retention", "shm", "agalite", "galite"])
+def test_mechanisms_that_round_more_than_usual_say_so_and_are_held_to_what_they_say(name: str) -> None:
+    spec = TABLES["mixer"][name]
+    result = check_mechanism(spec, only=("L10",)).results[0]
+    assert (result.status, result.note) == ("held", spec.traits.rounding)
+    usual = check_mechanism(spec, only=("L10",), single=1e-6, half=0.01).results[0]
+    assert result.note and usual.status == "failed"
+
+
 @pytest.mark.parametrize("law", BROKEN)
 def test_every_law_is_seen_failing(law: str) -> None:
     kind, message = BROKEN[law]
