@@ -24,15 +24,16 @@ PAGE = ROOT / "docs" / "third_party.md"
 PACKAGES = (
     *("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "minari", "onnx", "onnxruntime", "transformers"),
     *("x-transformers", "torchrl", "d3rlpy", "ray", "datasets", "safetensors", "envpool", "rl-zoo3", "huggingface-hub"),
-    *("bsuite", "shimmy", "ogbench"),
+    *("bsuite", "shimmy", "ogbench", "fla-core", "xlstm"),
 )
 COLUMNS = ("passed", "skipped", "failed")
 HEAD = """# Checks with packages of others
 
 Tests that mostly exercise packages of others carry the mark `third_party` and stand outside `make test`: policies of
 other libraries in the [conformance kit](conformance.md), checkpoints of Hugging Face, presets as ONNX files in ONNX
-Runtime, machine code of rare options, Ray, RL Baselines3 Zoo, MoviePy, bsuite, OGBench. `make test-third-party`
-installs what they need and writes this page; why something is skipped stands in its output.
+Runtime, machine code of rare options, memories of 2022 to 2026 as published code computes them, Ray, RL Baselines3 Zoo,
+MoviePy, bsuite, OGBench. `make test-third-party` installs what they need and writes this page; why something is skipped
+stands in its output.
 """
 
 
