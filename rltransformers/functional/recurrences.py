@@ -35,7 +35,7 @@ def causal_sums(
     dtype = torch.promote_types(torch.promote_types(value.dtype, state.dtype), torch.float32)
     count, size = chunk_sizes(value.shape[2], chunk)
     with torch.autocast(value.device.type, enabled=False):
-        q, k, v = (in_chunks(each.to(dtype), count, size) for each in (query, key, value))
+        q, k, v = (in_chunks(x.to(dtype), count, size) for x in (query, key, value))
         borders = Borders.of(tokens, count, size)
         pairs = (q @ k.transpose(-1, -2)).masked_fill(~borders.visible, 0.0)
         if log_decay is None:

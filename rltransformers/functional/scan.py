@@ -133,7 +133,7 @@ def _scanned(decay: Tensor, value: Tensor, algebra: Algebra, chunk: int) -> Tens
     if time <= chunk:
         return _doubled(decay, value, algebra)[1]
     decay, value = _doubled(fold(decay, chunk), fold(value, chunk), algebra)
-    ends = [each[:, -1].unflatten(0, (batch, -1)) for each in (decay, value)]
+    ends = [x[:, -1].unflatten(0, (batch, -1)) for x in (decay, value)]
     before = _scanned(ends[0], ends[1], algebra, chunk)[:, :-1]
     before = torch.cat([torch.full_like(before[:, :1], algebra.zero), before], 1).flatten(0, 1)
     value = algebra.plus(value, algebra.times(decay, before[:, None]))

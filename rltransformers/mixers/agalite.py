@@ -15,8 +15,8 @@ from torch import Tensor
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Tokens
 from rltransformers.functional.scan import scan
-from rltransformers.mixers.gated_products import EPS, GATES, PAPER, GatedOptions, GatedProducts, Written
-from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.gated_products import EPS, GATES, PAPER, GatedOptions, GatedProducts, Writes
+from rltransformers.mixers.interface import Dims, LayerState
 
 FIRST_TICK = 2
 """Time of the first token of an episode: the authors' clocks start at 1 and tick before they are read."""
@@ -43,7 +43,7 @@ class AGaLiTe(GatedProducts):
         self.oscillators = options.oscillators
         period = 2 * max(self.oscillators - 1, 1)
         omega = [math.pi * (2 * index / max(self.oscillators - 1, 1) - 1) for index in range(self.oscillators)]
-        turns = torch.tensor([[math.cos(each * time) for each in omega] for time in range(period)])
+        turns = torch.tensor([[math.cos(frequency * time) for frequency in omega] for time in range(period)])
         self.register_buffer("turns", turns, persistent=False)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -52,16 +52,14 @@ class AGaLiTe(GatedProducts):
         shapes = {"value_sums": (groups, rows, self.dims.value_dim), "key_sums": (groups, rows, self.features)}
         return {**shapes, **super().state_shapes()}
 
-    def weigh(
-        self, written: Written, total: Tensor, state: dict[str, Tensor], tokens: Tokens
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def weigh(self, writes: Writes, total: Tensor, state: LayerState, tokens: Tokens) -> tuple[Tensor, LayerState]:
         turn = self.turns[(tokens.p + FIRST_TICK) % len(self.turns)].to(total.dtype)[:, :, None, :, None]
         value, key, keep_value, keep_key = (
-            x[:, :, :, None] for x in (written.value, written.key, written.keep_value, written.keep_key)
+            x[:, :, :, None] for x in (writes.value, writes.key, writes.keep_value, writes.keep_key)
         )
         values, value_sums = scan(keep_value, turn * value, state["value_sums"], tokens)
         keys, key_sums = scan(keep_key, turn * key, state["key_sums"], tokens)
-        mixed = written.query @ keys.transpose(-1, -2) @ values / (2 * self.oscillators * total + EPS)
+        mixed = writes.query @ keys.transpose(-1, -2) @ values / (2 * self.oscillators * total + EPS)
         return mixed, {"value_sums": value_sums, "key_sums": key_sums}
 
 

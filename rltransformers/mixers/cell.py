@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Size
 from rltransformers.functional.call import Call, Tokens, chosen
-from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
 FEW = 16
 """Tokens up to which a call is a loop over the cell, which exporters and compilers follow."""
@@ -97,7 +97,7 @@ class Cell(StateMixer):
         """Weights of the token [G, D], those of the state, biases [G], and what else the cell has."""
 
     @abstractmethod
-    def advance(self, given: Float[Tensor, "B G"], state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    def advance(self, inputs: Float[Tensor, "B G"], state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
         """The state after a token, of what the token says to the gates and of the state before."""
 
     def walk(
@@ -105,22 +105,22 @@ class Cell(StateMixer):
     ) -> tuple[Float[Tensor, "N U"], list[Tensor]]:
         """First tensors of the states along packed runs, and the last states of the R runs."""
         outputs, ends = [], []
-        for given in F.linear(x, weights[0], weights[2]).split(sizes.tolist()):
-            ends.append([each[len(given) :] for each in state])
-            state = self.advance(given, [each[: len(given)] for each in state], weights)
+        for inputs in F.linear(x, weights[0], weights[2]).split(sizes.tolist()):
+            ends.append([x[len(inputs) :] for x in state])
+            state = self.advance(inputs, [x[: len(inputs)] for x in state], weights)
             outputs.append(state[0])
         ends.append(state)
-        return torch.cat(outputs), [torch.cat(each[::-1]) for each in zip(*ends, strict=True)]
+        return torch.cat(outputs), [torch.cat(parts[::-1]) for parts in zip(*ends, strict=True)]
 
     def project(self, rows: Float[Tensor, "B t U"]) -> Float[Tensor, "B t D"]:
         """What the layer gives."""
         out: Tensor = self.out(rows)
         return out
 
-    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         dtype = torch.promote_types(torch.promote_types(h.dtype, state[self.names[0]].dtype), torch.float32)
         before = [state[name].to(dtype) for name in self.names]
-        weights = [each.to(dtype) for each in self.weights()]
+        weights = [weight.to(dtype) for weight in self.weights()]
         read = self.by_token if h.shape[1] <= FEW else self.by_run
         with torch.autocast(h.device.type, enabled=False):
             rows, after = read(h.to(dtype), before, weights, call)
@@ -131,11 +131,11 @@ class Cell(StateMixer):
     ) -> tuple[Float[Tensor, "B T U"], list[Tensor]]:
         """One token after the other."""
         begins, state, states = (call.tokens.p == 0)[..., None], before, []
-        for t, given in enumerate(F.linear(x, weights[0], weights[2]).unbind(1)):
-            state = self.advance(given, [each.masked_fill(begins[:, t], 0.0) for each in state], weights)
+        for t, inputs in enumerate(F.linear(x, weights[0], weights[2]).unbind(1)):
+            state = self.advance(inputs, [old.masked_fill(begins[:, t], 0.0) for old in state], weights)
             states.append(state)
-        found = [torch.stack(each, 1) for each in zip(*states, strict=True)]
-        return found[0], [call.tokens.last(after, old) for after, old in zip(found, before, strict=True)]
+        rows = [torch.stack(tensors, 1) for tensors in zip(*states, strict=True)]
+        return rows[0], [call.tokens.last(new, old) for new, old in zip(rows, before, strict=True)]
 
     def by_run(
         self, x: Float[Tensor, "B T D"], before: list[Tensor], weights: list[Tensor], call: Call
@@ -144,7 +144,7 @@ class Cell(StateMixer):
         if "runs" not in call.made:
             call.made["runs"] = Runs.of(call.tokens)
         runs: Runs = call.made["runs"]
-        state = [each[runs.row].masked_fill(runs.fresh, 0.0) for each in before]
+        state = [old[runs.row].masked_fill(runs.fresh, 0.0) for old in before]
         rows, after = self.walk(x.flatten(0, 1)[runs.order], runs.sizes, state, weights)
         ends = [torch.where(runs.empty, old, new[runs.last]) for old, new in zip(before, after, strict=True)]
         return rows[runs.back].unflatten(0, x.shape[:2]), ends

@@ -9,7 +9,8 @@ from torch import Tensor
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Tokens
 from rltransformers.functional.scan import scan
-from rltransformers.mixers.gated_products import EPS, GATES, PAPER, GatedOptions, GatedProducts, Written
+from rltransformers.mixers.gated_products import EPS, GATES, PAPER, GatedOptions, GatedProducts, Writes
+from rltransformers.mixers.interface import LayerState
 
 
 class GaLiTe(GatedProducts):
@@ -23,13 +24,13 @@ class GaLiTe(GatedProducts):
         return {"sum": (self.dims.kv_heads, self.dims.value_dim, self.features), **super().state_shapes()}
 
     def weigh(
-        self, written: Written, total: Float[Tensor, "B T G share 1"], state: dict[str, Tensor], tokens: Tokens
-    ) -> tuple[Float[Tensor, "B T G share V"], dict[str, Tensor]]:
+        self, writes: Writes, total: Float[Tensor, "B T G share 1"], state: LayerState, tokens: Tokens
+    ) -> tuple[Float[Tensor, "B T G share V"], LayerState]:
         """Values by query, divided by the ``total`` of their weights, and the new sums."""
-        keep = written.keep_value[..., None] * written.keep_key[..., None, :]
-        added = written.value[..., None] * written.key[..., None, :]
+        keep = writes.keep_value[..., None] * writes.keep_key[..., None, :]
+        added = writes.value[..., None] * writes.key[..., None, :]
         sums, after = scan(keep, added, state["sum"], tokens)
-        return written.query @ sums.transpose(-1, -2) / (total + EPS), {"sum": after}
+        return writes.query @ sums.transpose(-1, -2) / (total + EPS), {"sum": after}
 
 
 SPEC = Spec(

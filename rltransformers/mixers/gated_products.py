@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.scan import scan
-from rltransformers.mixers.interface import Dims, Mixed
+from rltransformers.mixers.interface import Dims, LayerState, Mixed
 from rltransformers.mixers.kernel import HeadsMixer
 
 EPS = 1e-5
@@ -38,7 +38,7 @@ class GatedOptions:
 
 
 @dataclass(frozen=True)
-class Written:
+class Writes:
     """What tokens write and ask, per key-value head, float32 at least.
 
     Attributes:
@@ -74,27 +74,27 @@ class GatedProducts(HeadsMixer):
         """s, to which the sums of the class come."""
         return {"norm": (self.dims.kv_heads, self.features)}
 
-    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         mixed = super().forward(h, state, call)
         return Mixed(mixed.out.relu(), mixed.state) if self.relu else mixed
 
     def read(
-        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: LayerState, call: Call
+    ) -> tuple[Tensor, LayerState]:
         gates = self.gates(h)
         with torch.autocast(h.device.type, enabled=False):
-            written = self.written(gates, q, k, v)
-            norm, after = scan(written.keep_key, written.key, state["norm"], call.tokens)
-            mixed, sums = self.weigh(written, written.query @ norm[..., None], state, call.tokens)
+            writes = self.writes(gates, q, k, v)
+            norm, after = scan(writes.keep_key, writes.key, state["norm"], call.tokens)
+            mixed, sums = self.weigh(writes, writes.query @ norm[..., None], state, call.tokens)
         return mixed.flatten(2, 3).transpose(1, 2), {**sums, "norm": after}
 
-    def written(
+    def writes(
         self,
         gates: Float[Tensor, "B T X"],
         q: Float[Tensor, "B H T K"],
         k: Float[Tensor, "B G T K"],
         v: Float[Tensor, "B G T V"],
-    ) -> Written:
+    ) -> Writes:
         """What the projections of the tokens say."""
         gates, q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (gates, q, k, v))
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -103,10 +103,10 @@ class GatedProducts(HeadsMixer):
         b, gate = b.sigmoid(), products(p3.sigmoid(), g.sigmoid())
         query = products(p2.unflatten(-1, (self.dims.heads, -1)).relu(), q.relu())
         key = products(p1.relu(), k.relu())
-        return Written(query.unflatten(2, (-1, self.dims.share)), gate * key, 1 - gate, b * v, 1 - b)
+        return Writes(query.unflatten(2, (-1, self.dims.share)), gate * key, 1 - gate, b * v, 1 - b)
 
     @abstractmethod
     def weigh(
-        self, written: Written, total: Float[Tensor, "B T G share 1"], state: dict[str, Tensor], tokens: Tokens
-    ) -> tuple[Float[Tensor, "B T G share V"], dict[str, Tensor]]:
+        self, writes: Writes, total: Float[Tensor, "B T G share 1"], state: LayerState, tokens: Tokens
+    ) -> tuple[Float[Tensor, "B T G share V"], LayerState]:
         """Values by query, divided by the ``total`` of their weights, and the new sums beside s."""

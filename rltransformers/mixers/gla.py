@@ -4,7 +4,7 @@ Axes: B batch, T tokens, D width, H heads, G key-value heads, Dh width of a head
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.channels import channel_sums
-from rltransformers.functional.stages import GatedOutput
-from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+from rltransformers.functional.stages import GatedOutput, OutputGate
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Options:
 
     rank: Size = 16
     temperature: Annotated[float, Ge(0.1), Le(1e4)] = 16.0
-    gate: Literal["silu", "sigmoid", "none"] = "silu"
+    gate: OutputGate = "silu"
 
 
 class GatedLinearAttention(StateMixer):
@@ -47,27 +47,24 @@ class GatedLinearAttention(StateMixer):
         self.rates = nn.Sequential(
             nn.Linear(dims.width, options.rank, bias=False), nn.Linear(options.rank, dims.kv_heads * dims.head_dim)
         )
-        self.output = GatedOutput(dims.width, dims.heads, dims.value_dim, options.gate, dims.bias)
+        self.out = GatedOutput(dims.width, dims.heads, dims.value_dim, options.gate, dims.bias)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The sums of key-value products."""
         return {"sum": (self.dims.heads, self.dims.head_dim, self.dims.value_dim)}
 
-    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         """Tells the mean of a as "kept"."""
         dims = self.dims
-        q, k, v = self.project(h).split(dims.widths, -1)
+        q, k, v = dims.by_head(self.project(h))
         rates = self.rates(h)
         log_decay = F.logsigmoid(rates.to(torch.promote_types(rates.dtype, torch.float32))) / self.temperature
         if call.probe.listens:
             call.probe.metric("kept", log_decay.detach().exp()[call.tokens.valid()].mean())
-        q = q.unflatten(-1, (dims.heads, -1)).transpose(1, 2)
-        k, v, log_decay = (
-            each.unflatten(-1, (dims.kv_heads, -1)).transpose(1, 2).repeat_interleave(dims.share, 1)
-            for each in (k, v, log_decay)
-        )
+        log_decay = log_decay.unflatten(-1, (dims.kv_heads, -1)).transpose(1, 2)
+        k, v, log_decay = (rows.repeat_interleave(dims.share, 1) for rows in (k, v, log_decay))
         read, after = channel_sums(q * dims.head_dim**-0.5, k, v, state["sum"], call.tokens, log_decay)
-        return Mixed(self.output(read, h, call.wanted), {"sum": after})
+        return Mixed(self.out(read, h, call.wanted), {"sum": after})
 
 
 SPEC = Spec(

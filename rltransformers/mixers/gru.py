@@ -22,10 +22,10 @@ class GRU(Cell):
         """Biases of the state come last."""
         return [self.cell.weight_ih, self.cell.weight_hh, self.cell.bias_ih, self.cell.bias_hh]
 
-    def advance(self, given: Tensor, state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    def advance(self, inputs: Tensor, state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
         """``h = (1 - z) n + z h``."""
         (before,) = state
-        (r, z, n), (r_h, z_h, n_h) = given.chunk(3, -1), F.linear(before, weights[1], weights[3]).chunk(3, -1)
+        (r, z, n), (r_h, z_h, n_h) = inputs.chunk(3, -1), F.linear(before, weights[1], weights[3]).chunk(3, -1)
         new = torch.tanh(n + torch.sigmoid(r + r_h) * n_h)
         return [new + torch.sigmoid(z + z_h) * (before - new)]
 

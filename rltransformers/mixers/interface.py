@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from rltransformers.core.errors import ConfigError
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Past
 
@@ -57,12 +58,26 @@ class Dims:
         """Numbers of the queries, keys and values of a token."""
         return [self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim]
 
+    def by_head(
+        self, rows: Float[Tensor, "B T X"]
+    ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"], Float[Tensor, "B G T V"]]:
+        """Queries, keys and values, by ``widths`` side by side, head by head; G key/value heads."""
+        q, k, v = rows.split(self.widths, -1)
+        k, v = (rows.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2) for rows in (k, v))
+        return q.unflatten(-1, (self.heads, -1)).transpose(1, 2), k, v
+
     def projection(self, inputs: int, outputs: int) -> nn.Linear:
         """A projection of attention; a bias starts at 0 (GPT-2, BERT)."""
         layer = nn.Linear(inputs, outputs, bias=self.bias)
         if self.bias:
             nn.init.zeros_(layer.bias)
         return layer
+
+
+def check_order(mixer: str, least: str, low: float, largest: str, high: float) -> None:
+    """Raise ConfigError where the lower end of a range is above the upper one."""
+    if low > high:
+        raise ConfigError(f"mixer {mixer!r}: {least} ({low:g}) must be at most {largest} ({high:g}); change one")
 
 
 @dataclass(frozen=True)

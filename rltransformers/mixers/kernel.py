@@ -43,10 +43,7 @@ class HeadsMixer(StateMixer):
         """Values that every head reads of the episode up to each token, and the new state."""
 
     def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
-        q, k, v = self.project(h).split(self.widths, -1)
-        q = q.unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
-        k, v = (each.unflatten(-1, (self.dims.kv_heads, -1)).transpose(1, 2) for each in (k, v))
-        mixed, state = self.read(h, q, k, v, state, call)
+        mixed, state = self.read(h, *self.dims.by_head(self.project(h)), state, call)
         mixed = mixed.transpose(1, 2).flatten(2).to(h.dtype)
         return Mixed(self.out(chosen(mixed, call.wanted)), state)
 

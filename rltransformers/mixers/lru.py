@@ -12,11 +12,10 @@ from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.scan import complex_scan
-from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_order
 
 LEAST = 1e-6
 """Of radii and phases at the start, whose logarithms are learned."""
@@ -50,8 +49,7 @@ class LinearRecurrentUnit(StateMixer):
 
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        if options.r_min > options.r_max:
-            raise ConfigError(f"lru: r_min ({options.r_min:g}) must be at most r_max ({options.r_max:g})")
+        check_order("lru", "r_min", options.r_min, "r_max", options.r_max)
         self.states = dims.width if options.states is None else options.states
         squares = torch.empty(self.states).uniform_(options.r_min**2, options.r_max**2)
         decay = -0.5 * squares.clamp(min=LEAST**2).log()

@@ -22,16 +22,16 @@ class LSTM(Cell):
         """Biases of the state come last."""
         return [self.cell.weight_ih, self.cell.weight_hh, self.cell.bias_ih, self.cell.bias_hh]
 
-    def advance(self, given: Tensor, state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    def advance(self, inputs: Tensor, state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
         """``c = f c + i g``, ``h = o tanh(c)``."""
-        i, f, g, o = (given + F.linear(state[0], weights[1], weights[3])).chunk(4, -1)
+        i, f, g, o = (inputs + F.linear(state[0], weights[1], weights[3])).chunk(4, -1)
         cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
         return [torch.sigmoid(o) * torch.tanh(cell), cell]
 
     def walk(self, x: Tensor, sizes: Tensor, state: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """By torch's network, in the mode that cuDNN differentiates; without dropout all modes are the same."""
-        out, *after = torch.lstm(x, sizes, [each[None] for each in state], weights, True, 1, 0.0, True, False)
-        return out, [each[0] for each in after]
+        out, *after = torch.lstm(x, sizes, [old[None] for old in state], weights, True, 1, 0.0, True, False)
+        return out, [new[0] for new in after]
 
 
 SPEC = Spec(

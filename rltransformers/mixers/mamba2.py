@@ -17,7 +17,7 @@ from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.functional.stages import ShortConvolution, bias_of_steps
-from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_order
 
 EPS = 1e-5
 Delta = Annotated[float, Ge(1e-6), Le(10)]
@@ -57,11 +57,7 @@ class Mamba2(StateMixer):
             raise ConfigError(
                 f"mamba2 needs heads ({dims.heads}) to divide width ({dims.width}): change one of the two"
             )
-        if options.delta_min > options.delta_max:
-            raise ConfigError(
-                f"mamba2 draws steps from delta_min ({options.delta_min}) to delta_max ({options.delta_max}): "
-                "raise delta_max or lower delta_min"
-            )
+        check_order("mamba2", "delta_min", options.delta_min, "delta_max", options.delta_max)
         self.heads, self.inner, self.state = options.expand * dims.heads, options.expand * dims.width, options.state
         mixed = self.inner + 2 * self.state  # x, B and C
         self.widths = [self.inner, mixed, self.heads]
@@ -77,13 +73,13 @@ class Mamba2(StateMixer):
         """The state of every head, and the last rows in front of the convolution."""
         return {"sum": (self.heads, self.state, self.inner // self.heads), "taps": self.conv.state_shape}
 
-    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         """Tells the mean of exp(-A delta) as "kept"."""
         gate, mixed, step = self.project(h).split(self.widths, -1)
         mixed, taps = self.conv(mixed, state["taps"], call.tokens)
         x, key, query = mixed.split([self.inner, self.state, self.state], -1)
         x = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        key, query = (each[:, None].expand(-1, self.heads, -1, -1) for each in (key, query))
+        key, query = (rows[:, None].expand(-1, self.heads, -1, -1) for rows in (key, query))
         delta = F.softplus(step.to(torch.promote_types(step.dtype, torch.float32)) + self.step_bias).transpose(1, 2)
         log_decay = -self.log_rate.exp()[:, None] * delta
         if call.probe.listens:

@@ -17,7 +17,7 @@ from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.functional.stages import GatedOutput
-from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,19 @@ class Retention(StateMixer):
         super().__init__()
         self.dims, self.base = dims, options.base
         self.project = dims.projection(dims.width, sum(dims.widths))
-        self.output = GatedOutput(dims.width, dims.heads, dims.value_dim, bias=dims.bias)
+        self.out = GatedOutput(dims.width, dims.heads, dims.value_dim, bias=dims.bias)
         exponents = [5.0 + head for head in range(dims.heads)]
-        logit = torch.tensor([each * math.log(2) + math.log1p(-(2.0**-each)) for each in exponents])  # log(a / (1 - a))
+        logit = torch.tensor([n * math.log(2) + math.log1p(-(2.0**-n)) for n in exponents])  # log(a / (1 - a))
         self.logit = nn.Parameter(logit) if options.decay == "learned" else None
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The sums of key-value products."""
         return {"sum": (self.dims.heads, self.dims.head_dim, self.dims.value_dim)}
 
-    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+    def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         dims, tokens = self.dims, call.tokens
-        q, k, v = self.project(h).split(dims.widths, -1)
-        q = q.unflatten(-1, (dims.heads, -1)).transpose(1, 2) * dims.head_dim**-0.5
-        k, v = (each.unflatten(-1, (dims.kv_heads, -1)).transpose(1, 2) for each in (k, v))
+        q, k, v = dims.by_head(self.project(h))
+        q = q * dims.head_dim**-0.5
         log_decay = self.log_decay(h)[:, None].expand(h.shape[0], -1, h.shape[1])
         frequencies = self.frequencies(h)
         if h.shape[1] > 1:  # the first token is not turned
@@ -79,7 +78,7 @@ class Retention(StateMixer):
         read, after = causal_sums(q, k, v, state["sum"], tokens, log_decay=log_decay)
         count = torch.full_like(tokens.before, h.shape[1]) if tokens.length is None else tokens.length
         after = turned(after.mT, -count[:, None, None, None] * frequencies).mT
-        return Mixed(self.output(read, h, call.wanted), {"sum": after})
+        return Mixed(self.out(read, h, call.wanted), {"sum": after})
 
     def log_decay(self, like: Tensor) -> Float[Tensor, " H"]:
         """Logarithms of the decays of all heads; float32 at least."""

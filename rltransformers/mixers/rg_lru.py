@@ -12,12 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.scan import scan
 from rltransformers.functional.stages import ShortConvolution
-from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_order
 
 SHARPNESS = 8.0
 """c of the paper."""
@@ -53,8 +52,7 @@ class RealGatedLRU(StateMixer):
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         low, high = options.a_min, options.a_max
-        if low > high:
-            raise ConfigError(f"rg_lru: a_min ({low:g}) must be at most a_max ({high:g})")
+        check_order("rg_lru", "a_min", low, "a_max", high)
         self.size = round(options.expansion * dims.width)
         self.project = nn.Linear(dims.width, 2 * self.size)
         self.conv = ShortConvolution(self.size, options.conv, bias=True, silu=False)
@@ -68,13 +66,13 @@ class RealGatedLRU(StateMixer):
         return {"carry": (self.size,), "taps": self.conv.state_shape}
 
     def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
-        """Tells the mean of what is kept per token as "keep"."""
+        """Tells the mean of what is kept per token as "kept"."""
         branch, x = self.project(h).chunk(2, -1)
         x, taps = self.conv(x, state["taps"], call.tokens)
         recurrence, entry = self.gates(x).to(torch.promote_types(x.dtype, torch.float32)).sigmoid().chunk(2, -1)
         log_keep = -SHARPNESS * F.softplus(self.rate.to(recurrence.dtype)) * recurrence
         if call.probe.listens:
-            call.probe.metric("keep", log_keep.detach().exp()[call.tokens.valid()].mean())
+            call.probe.metric("kept", log_keep.detach().exp()[call.tokens.valid()].mean())
         scale = (-torch.expm1(2 * log_keep)).clamp(min=LEAST).sqrt()
         rows, carry = scan(log_keep.exp(), scale * (entry * x), state["carry"], call.tokens)
         mixed = F.gelu(chosen(branch, call.wanted)) * chosen(rows, call.wanted).to(h.dtype)

@@ -12,11 +12,10 @@ from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.scan import complex_scan
-from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_order
 
 RATE = 0.5
 """Real part of all eigenvalues of HiPPO-N, negated."""
@@ -58,8 +57,7 @@ class S5(StateMixer):
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         low, high = options.delta_min, options.delta_max
-        if low > high:
-            raise ConfigError(f"s5: delta_min ({low:g}) must be at most delta_max ({high:g})")
+        check_order("s5", "delta_min", low, "delta_max", high)
         self.states = dims.width if options.states is None else options.states
         self.rate = nn.Parameter(torch.full((self.states,), RATE).log())
         self.turn = nn.Parameter(torch.empty(self.states))
@@ -95,8 +93,8 @@ class S5(StateMixer):
         real = less * phase.cos() - 2 * (phase / 2).sin().square()  # of lambda - 1: nothing cancels in short steps
         imaginary = radius * phase.sin()
         size = rate.square() + turn.square()
-        held = torch.stack([imaginary * turn - real * rate, -imaginary * rate - real * turn]) / size
-        return torch.stack([radius * phase.cos(), imaginary]), held
+        of_inputs = torch.stack([imaginary * turn - real * rate, -imaginary * rate - real * turn]) / size
+        return torch.stack([radius * phase.cos(), imaginary]), of_inputs
 
     def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         decay, (a, b) = self.discrete()

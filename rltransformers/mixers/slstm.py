@@ -47,14 +47,14 @@ class ScalarLSTM(Cell):
         """Gates come in the order i, f, z, o, as in the authors' code."""
         return [self.of_token.weight, self.of_state, self.of_token.bias]
 
-    def advance(self, given: Tensor, state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    def advance(self, inputs: Tensor, state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
         output, cell, norm, largest = state
         carried = (output.unflatten(-1, (self.heads, 1, -1)) @ weights[1]).unflatten(-1, (4, -1)).squeeze(2)
-        log_i, f, z, o = (given.unflatten(-1, (4, self.heads, -1)).transpose(1, 2) + carried).unbind(2)
+        log_i, f, z, o = (inputs.unflatten(-1, (4, self.heads, -1)).transpose(1, 2) + carried).unbind(2)
         log_i, f, z, o = (x.flatten(1) for x in (log_i, f, z, o))
-        kept = (F.logsigmoid(f) + largest).masked_fill(norm == 0, float("-inf"))
-        largest = torch.maximum(kept, log_i).detach()  # a scale, which the quotient cancels
-        keep, add = (kept - largest).exp(), (log_i - largest).exp()
+        old = (F.logsigmoid(f) + largest).masked_fill(norm == 0, float("-inf"))
+        largest = torch.maximum(old, log_i).detach()  # a scale, which the quotient cancels
+        keep, add = (old - largest).exp(), (log_i - largest).exp()
         cell, norm = keep * cell + add * torch.tanh(z), keep * norm + add
         return [torch.sigmoid(o) * cell / norm, cell, norm, largest]
 

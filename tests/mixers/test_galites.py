@@ -10,7 +10,7 @@ from torch import Tensor
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.mixers import agalite, galite
-from rltransformers.mixers.gated_products import EPS, GatedOptions, Written
+from rltransformers.mixers.gated_products import EPS, GatedOptions, Writes
 from rltransformers.mixers.interface import Dims
 from tests.mixers.episodes import fresh, heads_of, one_episode
 
@@ -27,8 +27,8 @@ def run(mixer: Any, x: Tensor, tokens: Tokens | None = None) -> Tensor:
     return out
 
 
-def written(mixer: Any, x: Tensor) -> Written:
-    result: Written = mixer.written(mixer.gates(x), *heads_of(mixer, x))
+def writes(mixer: Any, x: Tensor) -> Writes:
+    result: Writes = mixer.writes(mixer.gates(x), *heads_of(mixer, x))
     return result
 
 
@@ -44,7 +44,7 @@ def test_constant_gates_are_linear_attention_with_decays() -> None:
         mixer.gates.bias[: mixer.gate_widths[0]] = math.log(b / (1 - b))
         mixer.gates.bias[mixer.gate_widths[0] : gates.stop] = math.log(g / (1 - g))
         mixer.gates.bias[of_p3] = 1000.0
-    found = written(mixer, x)
+    found = writes(mixer, x)
     query, key, value = (each.transpose(1, 2) for each in (found.query[:, :, :, 0], found.key, found.value))
     start = torch.zeros(1, 2, 6, 4)
     kept = torch.full((1, 2, T), math.log((1 - b) * (1 - g)))
@@ -59,7 +59,7 @@ def test_constant_gates_are_linear_attention_with_decays() -> None:
 def test_oscillators_weigh_pairs_of_ticks(count: int) -> None:
     """A value is weighed by the features of every token, its own and others, by a sum over the frequencies."""
     mixer, x = agalite.AGaLiTe(DIMS, agalite.Options(eta=2, oscillators=count)), torch.randn(1, T, 8)
-    found = written(mixer, x)
+    found = writes(mixer, x)
     omega = torch.linspace(-math.pi, math.pi, count)
     tick = torch.arange(T) + 2
     turn = torch.cos(omega * tick[:, None])
@@ -100,7 +100,7 @@ def test_with_open_gates_the_token_itself_alone_is_read(kind: Any) -> None:
         mixer.gates.weight[values + keys : values + keys + rows].abs_()
         mixer.gates.weight[values + keys + 2 * rows :].abs_()
     x = x.abs()  # no product of a query and a key is 0
-    value = written(mixer, x).value.transpose(1, 2)
+    value = writes(mixer, x).value.transpose(1, 2)
     share = torch.ones(T)
     if kind is agalite.AGaLiTe:
         tick = torch.arange(T) + 2

@@ -27,7 +27,7 @@ def test_with_one_decay_for_all_channels_the_sums_are_those_of_one_rate_per_head
     q, k, v = heads_of(mixer, x)
     decay = torch.full(q.shape[:3], 0.7).sigmoid().log() / 2
     sums, _ = causal_sums(q / 3**0.5, k, v, torch.zeros(2, 4, 3, 5), one_episode(T, 2), log_decay=decay)
-    torch.testing.assert_close(run(mixer, x), mixer.output(sums, x))
+    torch.testing.assert_close(run(mixer, x), mixer.out(sums, x))
 
 
 def test_a_channel_that_keeps_everything_holds_the_first_token_and_one_that_keeps_nothing_the_last() -> None:

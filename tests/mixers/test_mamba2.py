@@ -77,7 +77,7 @@ def test_steps_start_between_their_ends_and_rates_between_1_and_16() -> None:
 def test_sizes_that_do_not_fit_are_refused_with_the_way_out() -> None:
     with pytest.raises(ConfigError, match=r"heads \(5\) to divide width \(12\): change one"):
         mamba2.Mamba2(Dims(width=12, heads=5, kv_heads=5, head_dim=3, value_dim=3, memory=1), mamba2.Options())
-    with pytest.raises(ConfigError, match=r"delta_min \(0.5\) to delta_max \(0.1\): raise delta_max"):
+    with pytest.raises(ConfigError, match=r"delta_min \(0.5\) must be at most delta_max \(0.1\); change one"):
         mamba2.Mamba2(DIMS, mamba2.Options(delta_min=0.5))
 
 

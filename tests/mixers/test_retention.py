@@ -20,7 +20,7 @@ def test_without_decay_and_turns_the_sums_are_those_of_linear_attention() -> Non
     mixer.logit.data.fill_(1e4)
     q, k, v = heads_of(mixer, x)
     sums, _ = causal_sums(q / 3**0.5, k, v, torch.zeros(2, 4, 3, 5), one_episode(T, 2))
-    torch.testing.assert_close(run(mixer, x), mixer.output(sums, x))
+    torch.testing.assert_close(run(mixer, x), mixer.out(sums, x))
 
 
 @pytest.mark.parametrize("decay", ["fixed", "learned"])

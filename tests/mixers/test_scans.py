@@ -150,7 +150,7 @@ def test_without_calibration_hadamard_memory_is_the_sum_of_products() -> None:
     mixer = shm.StableHadamardMemory(DIMS, shm.Options())
     mixer.theta.data.zero_()
     x = torch.randn(1, 2000, 12)
-    _, k, v = mixer.project(x)[0].split(mixer.widths, -1)
+    _, k, v = mixer.project(x)[0].split(mixer.dims.widths, -1)
     key, value = k.unflatten(-1, (2, 3)).relu(), v.unflatten(-1, (2, 5))
     key = key / (key.sum(-1, keepdim=True) + 1e-5)
     expected = torch.einsum("tgk,tg,tgv->gkv", key, mixer.strength(x[0]).sigmoid(), value)

@@ -32,7 +32,7 @@ def gla_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
             out.append(total.T @ q[h * width : (h + 1) * width] / math.sqrt(width))
         read.append(out)
         sums.append(total)
-    return of_tokens(mixer.output, read, x), {"sum": torch.stack(sums)}
+    return of_tokens(mixer.out, read, x), {"sum": torch.stack(sums)}
 
 
 def mamba2_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
@@ -81,7 +81,7 @@ def retention_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
             out.append(total.T @ q[h * width : (h + 1) * width] / math.sqrt(width))
         read.append(out)
         sums.append(turn(total, base, -1))
-    return of_tokens(mixer.output, read, x), {"sum": torch.stack(sums)}
+    return of_tokens(mixer.out, read, x), {"sum": torch.stack(sums)}
 
 
 def decays_of_heads(special: Any, plain: Any) -> None:

@@ -118,7 +118,7 @@ def shm_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
         return row / (1e-5 + row.sum())
 
     for p, row in enumerate(x):
-        queries, keys, values = (mixer.project(row)).split(mixer.widths)
+        queries, keys, values = (mixer.project(row)).split(mixer.dims.widths)
         number = pow(p + (dims.layer + 1) ** 5 * 1_000_003, 5, prime) % len(mixer.theta)
         for g in range(dims.kv_heads):
             theta = mixer.theta[number, g * dims.value_dim : (g + 1) * dims.value_dim]

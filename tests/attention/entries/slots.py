@@ -133,7 +133,7 @@ def prefix_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Wang et al. 2020, equation 7, with the projections of every prefix added up token by token."""
     dims, owner = mixer.dims, mixer.projections
     share = dims.heads // dims.kv_heads
-    rows = [mixer.project(row).split(mixer.widths) for row in x]
+    rows = [mixer.project(row).split(dims.widths) for row in x]
     outputs: list[list[Tensor]] = [[] for _ in x]
     keys, values = [], []
     for head in range(dims.heads):
