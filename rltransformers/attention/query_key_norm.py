@@ -3,9 +3,8 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-EPS = 1e-5
+from rltransformers.functional.modules import normalize_rms
 
 
 class QueryKeyNorm(nn.Module):
@@ -26,5 +25,4 @@ class QueryKeyNorm(nn.Module):
 
 def by_head(rows: Float[Tensor, "*n X"], gain: Float[Tensor, " K"]) -> Float[Tensor, "*n X"]:
     """Rows whose heads are normalized."""
-    heads = rows.unflatten(-1, (-1, len(gain)))
-    return (F.rms_norm(heads, gain.shape, eps=EPS) * gain).flatten(-2).to(rows.dtype)
+    return normalize_rms(rows.unflatten(-1, (-1, len(gain))), gain).flatten(-2).to(rows.dtype)

@@ -8,12 +8,20 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+EPS = 1e-5
+"""Of norms: added to the mean of squares."""
+
 Norm = nn.LayerNorm | nn.RMSNorm
-NORMS: Mapping[str, Callable[[int], Norm]] = {"layer": nn.LayerNorm, "rms": partial(nn.RMSNorm, eps=1e-5)}
+NORMS: Mapping[str, Callable[[int], Norm]] = {"layer": nn.LayerNorm, "rms": partial(nn.RMSNorm, eps=EPS)}
 """Norms of joins, and around the layers, by their names in a config."""
 
 LEVELS = 65_536
 """Dropout rates on the CPU are multiples of 1 / LEVELS: a number takes 16 random bits."""
+
+
+def normalize_rms(x: Float[Tensor, "*n X"], gain: Float[Tensor, " X"]) -> Float[Tensor, "*n X"]:
+    """``x / sqrt(mean x^2 + 1e-5) * gain`` (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    return F.rms_norm(x, gain.shape, eps=EPS) * gain
 
 
 def evenly(first: float, last: float, count: int) -> Float[Tensor, " n"]:

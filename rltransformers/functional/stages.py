@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.functional.call import EVERY, Tokens, chosen
+from rltransformers.functional.modules import normalize_rms
 from rltransformers.functional.taps import depthwise, newest_rows, with_past
-
-EPS = 1e-5
 
 OutputGate: TypeAlias = Literal["silu", "sigmoid", "none"]
 
@@ -91,7 +90,7 @@ class GatedOutput(nn.Module):
     ) -> Float[Tensor, "B t D"]:
         """The ``wanted`` tokens of what the heads read; ``h`` are the inputs of the layer."""
         rows = chosen(heads.transpose(1, 2), wanted)
-        mixed = (F.rms_norm(rows, rows.shape[-1:], eps=EPS) * self.gain).flatten(2)
+        mixed = normalize_rms(rows, self.gain).flatten(2)
         if self.gate is not None:
             mixed = mixed * self.act(self.gate(chosen(h, wanted)))
         return self.out(mixed.to(h.dtype))

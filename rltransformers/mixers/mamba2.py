@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.modules import normalize_rms
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.functional.stages import ShortConvolution, bias_of_steps
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_order
 
-EPS = 1e-5
 Delta = Annotated[float, Ge(1e-6), Le(10)]
 
 
@@ -88,8 +88,7 @@ class Mamba2(StateMixer):
         read, total = causal_sums(query, key, value, state["sum"], call.tokens, log_decay=log_decay)
         read = read + self.skip[:, None, None] * x
         y = chosen(read.transpose(1, 2).flatten(2), call.wanted) * F.silu(chosen(gate, call.wanted))
-        y = F.rms_norm(y, y.shape[-1:], eps=EPS) * self.gain
-        return Mixed(self.out(y.to(h.dtype)), {"sum": total, "taps": taps})
+        return Mixed(self.out(normalize_rms(y, self.gain).to(h.dtype)), {"sum": total, "taps": taps})
 
 
 SPEC = Spec(

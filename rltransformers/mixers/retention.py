@@ -34,7 +34,7 @@ class Options:
     base: Annotated[float, Ge(1), Le(1e9)] | None = 10_000.0
 
 
-def turned(x: Float[Tensor, "*n Dh"], angle: Float[Tensor, "*m half"]) -> Float[Tensor, "*n Dh"]:
+def turn(x: Float[Tensor, "*n Dh"], angle: Float[Tensor, "*m half"]) -> Float[Tensor, "*n Dh"]:
     """The pairs (2f, 2f + 1) of channels turned by the angle f; those that have none stay."""
     size = 2 * angle.shape[-1]
     if not size:
@@ -73,11 +73,11 @@ class Retention(StateMixer):
         frequencies = self.frequencies(h)
         if h.shape[1] > 1:  # the first token is not turned
             angles = torch.arange(h.shape[1], device=h.device)[:, None] * frequencies
-            q, k = turned(q, angles), turned(k, angles)
+            q, k = turn(q, angles), turn(k, angles)
         k, v = k.repeat_interleave(dims.share, 1), v.repeat_interleave(dims.share, 1)
         read, after = causal_sums(q, k, v, state["sum"], tokens, log_decay=log_decay)
         count = torch.full_like(tokens.before, h.shape[1]) if tokens.length is None else tokens.length
-        after = turned(after.mT, -count[:, None, None, None] * frequencies).mT
+        after = turn(after.mT, -count[:, None, None, None] * frequencies).mT
         return Mixed(self.out(read, h, call.wanted), {"sum": after})
 
     def log_decay(self, like: Tensor) -> Float[Tensor, " H"]:

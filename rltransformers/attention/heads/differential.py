@@ -16,9 +16,8 @@ from torch.nn import functional as F
 from rltransformers.attention.roles import Combine, HeadOptions
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Spec, Traits
+from rltransformers.functional.modules import normalize_rms
 from rltransformers.mixers.interface import Dims
-
-EPS = 1e-5
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Differential(Combine):
     def forward(self, heads: Float[Tensor, "B T X"]) -> Float[Tensor, "B T D"]:
         first, second = heads.unflatten(-1, (self.heads // 2, 2, self.value_dim)).unbind(-2)
         difference = first - self.factor() * second
-        normal = F.rms_norm(difference, self.gain.shape, eps=EPS) * (self.gain * (1 - self.initial))
+        normal = normalize_rms(difference, self.gain * (1 - self.initial))
         return F.linear(normal.flatten(-2).to(heads.dtype), self.project.weight, self.project.bias)
 
 
