@@ -284,16 +284,18 @@ class _Unfilled(TorchFunctionMode):
             return torch.empty(*args, **named)
         if function is torch.eye:
             return torch.empty(args[0], args[0])
-        if name.endswith("_") and not name.endswith("__"):  # fills in place
+        tags = _tags_of(name)
+        if name.endswith("_") and not name.endswith("__") and torch.Tag.inplace_view not in tags:
             return args[0] if args else named["tensor"]
-        if _is_pointwise(name):
+        if torch.Tag.pointwise in tags:
             return torch.broadcast_tensors(*(value for value in args if isinstance(value, Tensor)))[0]
         return function(*args, **named)
 
 
 @cache
-def _is_pointwise(name: str) -> bool:
-    """Whether PyTorch says so of its operator of this name; ``1 - x`` is called ``__rsub__``."""
+def _tags_of(name: str) -> Sequence[torch.Tag]:
+    """What PyTorch says of its operator of this name; ``1 - x`` is called ``__rsub__``."""
     name = name.strip("_").removeprefix("r") if name.startswith("__") else name
     operator = getattr(torch.ops.aten, name, None)
-    return operator is not None and torch.Tag.pointwise in getattr(operator, operator.overloads()[0]).tags
+    tags: Sequence[torch.Tag] = [] if operator is None else getattr(operator, operator.overloads()[0]).tags
+    return tags

@@ -178,3 +178,12 @@ def test_a_seed_gives_the_weights_that_it_always_gave(name: str) -> None:
     torch.manual_seed(0)
     total = sum(float(value.detach().double().abs().sum()) for value in Backbone({"preset": name}).parameters())
     assert total == pytest.approx(WEIGHTS[name], rel=1e-9)
+
+
+def test_shapes_without_numbers_follow_views_and_arithmetic() -> None:
+    with torch.device("meta"), build._Unfilled():
+        rows = torch.empty(3, 4).t_()
+        assert rows.shape == (4, 3)
+        assert (1 - rows).shape == rows.uniform_().exp().shape == (4, 3)
+        assert (rows[:, :1] * torch.rand(3)).shape == (4, 3)
+        assert torch.nn.init.xavier_uniform_(torch.empty(2, 5)).shape == (2, 5)
