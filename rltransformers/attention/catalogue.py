@@ -37,6 +37,7 @@ from rltransformers.attention.priors import (
     lazyformer,
     predictive,
     realformer,
+    value_residual,
 )
 from rltransformers.attention.scores import (
     additive,
@@ -103,7 +104,9 @@ PATTERNS = by_name(
     sparse_strided, sparse_fixed, blockwise, bigbird, union, adjacency, schedule,
 )
 SELECTIONS = by_name(selection.NONE, topk, routing, lsh, sinkhorn, sac)
-PRIORS = by_name(roles.NO_PRIOR, gaussian, gaussian_predicted, realformer, lazyformer, predictive, camtl, forget)
+PRIORS = by_name(
+    roles.NO_PRIOR, gaussian, gaussian_predicted, realformer, lazyformer, predictive, camtl, forget, value_residual,
+)
 HEAD_MIXINGS = by_name(
     multi_head.MHA, multi_head.MQA, multi_head.DECOUPLED, talking, collaborative, capsule_dynamic, capsule_em,
     gated, differential,

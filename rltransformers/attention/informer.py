@@ -140,7 +140,7 @@ SPEC = Spec(
         state="memory D (training), memory kv_heads (Dh + Dv) more (acting), H (candidates - 1)",
         causal_form="a query competes with those before it, samples keys of its window, and is lazy towards their mean",
     ),
-    offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS),
+    offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS, Feature.VALUES),
     formula="o_t = softmax_s(q_t k_s / sqrt(Dh)) v_s if M_t is among the `active_queries` largest of the last "
     "`candidates`, else mean_s v_s; M_t = max_i x_ti - mean_i x_ti, x_ti = q_t k_i / sqrt(Dh), i sampled",
 )  # fmt: skip

@@ -41,6 +41,7 @@ class Attention(RowMixer):
         self.key_width = self.score.key_width + dims.kv_heads * plan.position.channels
         self.constants = nn.ModuleList(constants_of(plan.pattern))
         self.placed = bool(plan.position.acts & BY_PLACE)
+        self.mixes_values = plan.prior.mixes_values
         self.project = dims.projection(dims.width, self.score.projected)  # rows of the weight: queries, keys, values
         self.output = plan.combine or dims.projection(dims.heads * dims.value_dim, dims.width)
         self.joint = 1 if plan.combine is None else plan.combine.joint_values
@@ -94,7 +95,9 @@ class Attention(RowMixer):
         Of tokens that are not wanted only the keys count; where nothing depends on the order of queries, theirs are not
         even compared.
         """
-        plan, listens = self.plan, call.probe.listens
+        plan, listens, values = self.plan, call.probe.listens, None
+        if self.mixes_values:
+            (past, values), below = plan.prior.mixed_values(past, below, self.dims.kv_heads * self.dims.value_dim), None
         if listens:
             self.report_inputs(h, past[-1], call)
         elif call.wanted == NOBODY and self.chooser is None and plan.hands is HandUp.NOTHING and not plan.by_token:
@@ -113,7 +116,7 @@ class Attention(RowMixer):
                 outputs = heads.unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
                 objective.report(objective.of_outputs(outputs), call)
             heads = chosen(heads, wanted)
-        return Mixed(self.combined(heads, h, wanted), state, handed)
+        return Mixed(self.combined(heads, h, wanted), state, handed if values is None else values)
 
     def report_inputs(self, h: Float[Tensor, "B T D"], window: Group, call: Call) -> None:
         """Report the losses of the parts, and of the values that the tokens themselves offer."""

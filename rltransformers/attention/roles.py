@@ -2,7 +2,7 @@
 
 Axes: B batch, H heads, G key-value heads, T tokens, N keys of a group, S keys of all groups side by side, C chosen
     keys, L distances, D model width, K head width, V value width, Q and E numbers of a query row and of a key row, O
-    numbers that the projection makes of a layer input.
+    numbers that the projection makes of a layer input, R rows of all groups one after the other.
 
 The order inside one layer: scores of content, multiplied by distance (positions), plus those by distance (positions,
 priors), for all queries alike or for each; changes of the unmasked logits (a cap of the score, talking heads, then the
@@ -25,7 +25,7 @@ from rltransformers.attention.reach import Columns, Pattern, Reach
 from rltransformers.core.spec import Spec
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call, Tokens
-from rltransformers.functional.keys import At, Place, Ring, Rows
+from rltransformers.functional.keys import At, Past, Place, Ring, Rows
 from rltransformers.mixers.interface import Dims
 
 
@@ -78,6 +78,7 @@ class Part(nn.Module):
         scores_tokens: whether it adds to them something else for every token, made of the layer's inputs and a state;
             of priors alone.
         hands: what the layer above gets; of priors alone.
+        mixes_values: whether it changes the values of all rows, by what the layer below hands up; of priors alone.
         takes_weights: whether the layer has no queries and keys and reads values with the weights of the layer below.
         group: number of layers after which such layers repeat.
     """
@@ -87,6 +88,7 @@ class Part(nn.Module):
     scores_queries = False
     scores_tokens = False
     hands = HandUp.NOTHING
+    mixes_values = False
     takes_weights = False
     group = 1
 
@@ -143,6 +145,10 @@ class Part(nn.Module):
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Rows of a view, made from those of the layer below, [B, T, ...], and the state after the call."""
         raise NotImplementedError("a part that hands on logits by distance defines carry")
+
+    def mixed_values(self, past: Past, below: Tensor | None, width: int) -> tuple[Past, Float[Tensor, "B R V"]]:
+        """Rows whose last ``width`` numbers, the values, are changed, and what the layer above gets."""
+        raise NotImplementedError("a part that mixes values defines mixed_values")
 
     def constrain_(self) -> None:
         """Bring parameters back into their range after an optimizer step."""

@@ -143,7 +143,7 @@ SPEC = Spec(
     ),
     offers=(
         *(Feature.SCORES, Feature.LOGITS, Feature.PRODUCTS, Feature.CHANNELS, Feature.OUTPUTS, Feature.COMMON_KEYS),
-        *(Feature.PATTERNS, Feature.ROWS, Feature.SLOTS, Feature.KEYS, Feature.RETRIEVAL),
+        *(Feature.PATTERNS, Feature.ROWS, Feature.SLOTS, Feature.KEYS, Feature.RETRIEVAL, Feature.VALUES),
     ),
     formula="o_t = sum_s softmax_s(q_t k_s / sqrt(Dh)) v_s; with options q <- RMSNorm(q), "
     "k <- RMSNorm(k); logits l <- c tanh(l / c); exp(b_h) more in the denominator",

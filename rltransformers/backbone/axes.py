@@ -55,7 +55,7 @@ AXES = {
         Axis(
             "mixer", MIXERS, "how values are mixed: softmax attention or something cheaper", "softmax", per_layer=True
         ),
-        Axis("prior", PRIORS, "terms added to the scores besides content and position", "none"),
+        Axis("prior", PRIORS, "what is added to the scores besides content and position, or to the values", "none"),
         Axis("head_mixing", HEAD_MIXINGS, "how heads share keys and exchange information", "mha"),
         Axis("span", SPANS, "how far each head looks back, if this is learned", "full", per_layer=True),
         Axis("memory_kind", MEMORIES, "what a layer keeps of earlier calls", "transformer_xl", reaches=Feature.ROWS),

@@ -247,11 +247,11 @@ def check_parts(config: BackboneConfig) -> None:
 def part_numbers(config: BackboneConfig) -> PartNumbers:
     """Count the numbers of all parts, of layers that are alike in one of them."""
     store, universal, prior = layer_with_store(config), shares_layers(config), config.choices.prior
-    carries = Feature.CARRY in prior.spec.offers  # then layers differ: the lowest one has nothing below it
+    carries = {Feature.CARRY, Feature.FIRST_VALUES} & {*prior.spec.offers}  # the lowest layer has nothing below it
     turns = math.lcm(len(config.choices.kinds), prior.build(layer_dims(config, 0)).group if carries else 1)
     firsts: dict[tuple[int, bool, bool], int] = {}
     kinds = Counter(
-        0 if universal else firsts.setdefault((layer % turns, layer == store, carries and layer == 0), layer)
+        0 if universal else firsts.setdefault((layer % turns, layer == store, bool(carries) and layer == 0), layer)
         for layer in range(config.layers)
     )
     with torch.device("meta"), _Unfilled():

@@ -270,6 +270,7 @@ RESIDUALS = by_name(
         refuses=(
             Refusal(Feature.MIXER_ALONE, "the second stream would never change"),
             Refusal(Feature.CARRY, "what passes from layer to layer beside the streams is not rebuilt"),
+            Refusal(Feature.FIRST_VALUES, "what passes from layer to layer beside the streams is not rebuilt"),
             Refusal(Feature.HALTING, "a token that halts leaves nothing that its input could be rebuilt from"),
             Refusal(Feature.SHARED, "the signals added between its applications are not taken off again"),
             Refusal(Feature.LAYER_SIGNALS, "what is added before a layer is not taken off again"),

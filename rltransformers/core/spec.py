@@ -87,6 +87,8 @@ class Feature(Enum):
     SELECTION = "a selection of keys per head"
     CHOICE = "keys that are chosen for every query before any product"
     CARRY = "logits that pass from layer to layer"
+    VALUES = "rows with values that are no keys"
+    FIRST_VALUES = "values that pass from layer to layer"
     SHARED = "one layer that is applied again and again"
     HALTING = "tokens that halt"
     TIES = "scores that are the same for many keys"

@@ -53,7 +53,7 @@ def cost(forward: Callable[[], Tensor]) -> tuple[int, int]:
 def of_one_layer(config: BackboneConfig) -> BackboneConfig:
     """Take one layer, where all are alike and nothing passes between them."""
     alike = len(config.choices.kinds) == 1 and config.choices.depth.name == "fixed"
-    if not alike or Feature.CARRY in config.choices.prior.spec.offers:
+    if not alike or {Feature.CARRY, Feature.FIRST_VALUES} & {*config.choices.prior.spec.offers}:
         return config
     return BackboneConfig.from_dict({**config.to_dict(), "layers": 1})
 

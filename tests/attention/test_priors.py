@@ -104,3 +104,31 @@ def test_gates_that_are_open_or_shut_leave_finite_gradients(number: float) -> No
     (gradient,) = torch.autograd.grad(found.sum(), log_f)
     assert found.isfinite().all() and gradient.isfinite().all()
     assert float(found[0, -1, 0, -1].detach()) == pytest.approx(31 * number)
+
+
+def test_layers_without_a_share_of_their_own_read_the_values_of_the_first() -> None:
+    """Also for tokens that a memory holds: two calls of one episode."""
+    backbone = perturbed(config_of({"prior": "value_residual", "layers": 3, "heads": 3, "memory": 4}))
+    mixers = [backbone.get_submodule(f"layers.{index}.mixing.mixer") for index in range(3)]
+    x = torch.randn(2, 9, 15)
+
+    def outputs() -> Tensor:
+        start, state = backbone(x[:, :5])
+        return torch.cat([start, backbone(x[:, 5:], state)[0]], 1)
+
+    def other_values(*layers: int) -> Tensor:
+        weights = [mixers[layer].get_parameter("project.weight") for layer in layers]
+        for weight in weights:
+            weight.data[-15:] *= -1.0
+        found = outputs()
+        for weight in weights:
+            weight.data[-15:] *= -1.0
+        return found
+
+    with torch.no_grad():
+        assert not torch.allclose(other_values(1, 2), outputs())
+        for mixer in mixers[1:]:
+            mixer.get_parameter("prior.own").fill_(0.0)
+            mixer.get_parameter("prior.first").fill_(1.0)
+        assert torch.equal(other_values(1, 2), outputs())
+        assert not torch.allclose(other_values(0), outputs())

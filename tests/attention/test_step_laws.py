@@ -78,7 +78,7 @@ OF_THEIR_OWN = (
     "mLSTM without expansion or convolution",
     *("mixer:mamba2", "mixer:retention", "channels that decay behind sigmoid gates", "retention that learns to forget"),
     *("position:learned", "prior:camtl", "residual:highway", "residual:gru", "residual:input", "other activations"),
-    *("prior:forget", "residual:rms", "softmax of normalized queries and keys with a sink"),
+    *("prior:forget", "prior:value_residual", "residual:rms", "softmax of normalized queries and keys with a sink"),
     *("globals among steps", "random features with a gate", "tree among steps", "sinusoids as wide as a head"),
     *("predicted Gaussian of a fixed width among steps and sinks", "gMLP of places", "landmarks by LU"),
     *("dense synthesizer with products", "compressed keys among steps", "fast weights that sum products"),

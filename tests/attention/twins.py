@@ -455,6 +455,7 @@ class Prior:
         kept_over: what a layer keeps of these inputs for later tokens.
         around: the logit of a token, head and key from its own and those of the layer below.
         kept: what a layer keeps of the logits below for later tokens.
+        values: a value from its own and that of the same key in the first layer, None there.
         hands_weights: whether the layer above gets the weights of a layer in place of its logits.
         reads: what takes the place of the mixer in layers that take weights from the layer below, or None.
     """
@@ -463,6 +464,7 @@ class Prior:
     at: Callable[[Reader, int, Tensor, int, int], Tensor] | None = None
     over: Callable[[Reader, Rows, int, int, int], Tensor] | None = None
     kept_over: Callable[[Reader, Rows], dict[str, Tensor]] = lambda reader, prepared: {}
+    values: Callable[[Reader, Tensor, Tensor | None], Tensor] | None = None
     hands_weights: bool = False
     around: Callable[[Reader, Tensor, Logits, int, int, Key], Tensor] | None = None
     kept: Callable[[Reader, Logits, int], dict[str, Tensor]] = lambda reader, below, count: {}
@@ -695,6 +697,16 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
     for number, slot in enumerate(slots):
         last = (number + 1) * memory.tokens_of_slot(reader) - 1
         sources["slot", number] = compared(key_of(reader.prepare("join_mixing", slot), last))
+    if prior.values is not None:
+        firsts = below or {(0, head, (*at, 0)): v for at, pairs in sources.items() for head, (_, v) in enumerate(pairs)}
+        logits |= firsts
+        sources = {
+            at: [
+                (k, prior.values(reader, v, firsts[0, head, (*at, 0)] if below else None))
+                for head, (k, v) in enumerate(pairs)
+            ]
+            for at, pairs in sources.items()
+        }
     pattern = windows_of(reader)[0]
     for t, query_row in enumerate(prepared):
         made = meeting.queries(reader, position.source(reader, options, query_row, t))

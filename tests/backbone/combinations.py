@@ -103,6 +103,21 @@ REFUSED: list[tuple[str, str, str]] = [
     ("memory_kind: compressive; losses: compression", TAPS, "compressed rows"),
     ("setting: no_memory", TAPS, "does not make it memoryless"),
     ("head_mixing: mqa decoupled; setting: bias", TAPS, "queries, keys and values"),
+    # Rows hold values, and those of the first layer stand for the same tokens as those of all others.
+    ("prior: value_residual", f"{NO_SCORES}; {TAPS}; mixer: additive", "values that are no keys"),
+    (
+        "prior: value_residual",
+        "setting: patterns_of_layers mixers_of_layers; pattern: schedule",
+        "stand in the same rows",
+    ),
+    ("prior: value_residual", "memory_kind: memorizing", "does not keep"),
+    ("prior: value_residual", "depth: universal", "there is only one layer"),
+    (
+        "prior: value_residual",
+        "depth: act universal_act depth_adaptive calm; losses: ponder exits",
+        "hands nothing on",
+    ),
+    ("prior: value_residual", "residual: reversible", "beside the streams is not rebuilt"),
     # Slots stand for several tokens, and lazy queries meet no keys; both decide what is visible, and have distances.
     (LOGITS, SLOTS, "the logits of all pairs"),
     (RESTRICTED, SLOTS, "keys that a pattern can leave out"),

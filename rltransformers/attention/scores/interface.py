@@ -11,7 +11,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature
 from rltransformers.mixers.interface import Dims
 
-EXPLICIT = (Feature.SCORES, Feature.LOGITS, Feature.OUTPUTS, Feature.PATTERNS, Feature.ROWS)
+EXPLICIT = (Feature.SCORES, Feature.LOGITS, Feature.OUTPUTS, Feature.PATTERNS, Feature.ROWS, Feature.VALUES)
 """Features of every explicit softmax, whatever its logits are made of."""
 
 

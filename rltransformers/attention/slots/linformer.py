@@ -101,6 +101,6 @@ SPEC = Spec(
         state="memory D (training), memory kv_heads (Dh + Dv) more (acting)",
         causal_form="E and F project completed blocks of an episode, not all of it; the tokens behind are keys, too",
     ),
-    offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS),
+    offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS, Feature.VALUES),
     formula="o_t = softmax(q_t [E K_m ...; K_tail] / sqrt(Dh)) [F V_m ...; V_tail], E, F [slots, block]",
 )  # fmt: skip

@@ -50,6 +50,6 @@ SPEC = Spec(
         state="memory D (training), memory kv_heads (Dh + Dv) more (acting)",
         causal_form="blocks from the episode start, seen once they are complete; the tokens behind them are keys, too",
     ),
-    offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS),
+    offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS, Feature.VALUES),
     formula="o_t = softmax(q_t [K'; K_tail] / sqrt(Dh)) [V'; V_tail], K'_m = sum_j W_j k_(m b + j) of completed blocks",
 )  # fmt: skip

@@ -199,6 +199,6 @@ SPEC = Spec(
         "(reach / stride + kernel) kv_heads (Dh + Dv)",
         causal_form="windows look back; slots count from the episode start and are seen once they are complete",
     ),
-    offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS),
+    offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS, Feature.VALUES),
     formula="o_t = y_t + z_t, y = band attention, z_t = softmax(q'_t K'' / sqrt(Dh)) V'', K'', V'' pooled K', V' of y",
 )  # fmt: skip

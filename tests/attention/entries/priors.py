@@ -231,6 +231,15 @@ def silence_transforms(special: Backbone, plain: Backbone) -> None:
 
 DYNAMIC = {**KERNEL, "mixer": {"name": "dynamic_conv", "taps": 4}}
 
+# Value residuals
+
+
+def with_first_values(reader: twins.Reader, v: Tensor, first: Tensor | None) -> Tensor:
+    """Zhou et al. 2024, equation 5."""
+    at = "mixing.mixer.prior."
+    return v if first is None else reader[at + "own"] * v + reader[at + "first"] * first
+
+
 ROWS: dict[tuple[str, str], Row] = {
     # Against github.com/pkuyym/EvolvingAttention, 276447b, the convolution of EAAugmentedConv1d without bias and
     # LeakyReLU on logits that were moved down by one query, in float64: largest error 4.4e-16.
@@ -263,6 +272,18 @@ ROWS: dict[tuple[str, str], Row] = {
         limits=(
             Limit({"prior": {"name": "lazyformer", "group": 1}}, {}),
             "tests/attention/test_priors.py::test_lazy_layers_have_values_only_and_the_weights_of_the_first_of_their_group",
+        ),
+    ),
+    ("prior", "value_residual"): Row(
+        {"layers": 3},
+        twins.Prior(values=with_first_values),
+        (
+            Limit(
+                {"prior": "value_residual", "layers": 3},
+                {"layers": 3},
+                both(fill("prior.own", 1.0), fill("prior.first", 0.0)),
+            ),
+            "tests/attention/test_priors.py::test_layers_without_a_share_of_their_own_read_the_values_of_the_first",
         ),
     ),
     ("prior", "gaussian_predicted"): Row(
@@ -343,6 +364,27 @@ VARIANTS: dict[str, Row] = {
             "tokens_per_step": 3,
             "pattern": [[{"name": "longformer", "window": 2, "sinks": 2}, "full", "full"]],
             "position": "none",
+        }
+    ),
+    "values of the first layer among sinks and steps": Row(
+        {
+            "prior": {"name": "value_residual", "own": 0.8, "first": -0.4},
+            "width": 12,
+            "heads": 4,
+            "layers": 3,
+            "memory": 2,
+            "tokens_per_step": 2,
+            "value_dim": 5,
+            "pattern": {"name": "longformer", "window": 2, "sinks": 2},
+            "attention_bias": True,
+        }
+    ),
+    "values of the first layer of compressed blocks": Row(
+        {
+            "prior": "value_residual",
+            "kv_heads": 1,
+            "memory": 3,
+            "memory_kind": {"name": "compressive", "slots": 2, "rate": 2},
         }
     ),
     "forgetting among chosen keys": Row(
