@@ -10,12 +10,20 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import FunctionType, ModuleType
-from typing import Any, get_args, get_type_hints
+from inspect import Parameter, Signature
+from types import FunctionType, ModuleType, UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
 from beartype.door import die_if_unbearable
 from jaxtyping import AbstractArray, jaxtyped
+
+CALLS: dict[Any, str] = {
+    Parameter.KEYWORD_ONLY: "{0}={0}",
+    Parameter.VAR_POSITIONAL: "*{0}",
+    Parameter.VAR_KEYWORD: "**{0}",
+}
+"""How a call hands on an argument of a kind, where not by its place."""
 
 
 def check_package(name: str) -> None:
@@ -67,45 +75,78 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
     if not any(map(_names_shape, function.__annotations__.values())):
         return function
     hints = {name: hint for name, hint in get_type_hints(function).items() if _names_shape(hint)}  # classes, not names
-    signature, known = inspect.signature(function), set[object]()
-    places = [place for place, name in enumerate(signature.parameters) if name in hints]
-    results = "return" in hints
-    last = max(places, default=-1)
+    known = set[object]()
 
-    def check(args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> None:
-        values = {**signature.bind(*args, **kwargs).arguments, "return": found}
+    def check(values: dict[str, Any], form: object) -> None:
         with jaxtyped("context"):  # one size per letter and call
-            for name in filter(values.__contains__, hints):  # in the order of the signature, the result last
+            for name, value in values.items():  # in the order of the signature, the result last
                 where = f"{function.__module__}.{function.__qualname__}, {name}: "
-                die_if_unbearable(values[name], hints[name], exception_prefix=where)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)  # first, since an error that the package raises itself says more
-        if torch.compiler.is_compiling():  # no tracer can read what the check does, nor what it holds
-            return found
-        count = len(args)  # from here on every microsecond counts: there are millions of calls
-        given = places if last < count else [place for place in places if place < count]
-        form = tuple([_form(args[place]) for place in given])
-        if kwargs:
-            form += tuple([(name, _form(value)) for name, value in kwargs.items() if name in hints])
-        if results:
-            form += (_form(found),)
-        if form not in known:
-            check(args, kwargs, found)
+                die_if_unbearable(value, hints[name], exception_prefix=where)
+        if form is not None:
             known.add(form)
-        return found
 
+    names = {"_function": function, "_check": check, "_known": known, "_form": _form}
+    return functools.wraps(function)(_compiled(function, hints, names))
+
+
+def _compiled(function: Callable[..., Any], hints: dict[str, Any], names: dict[str, Any]) -> FunctionType:
+    """Compile a function that calls ``function`` and checks only forms that are not yet known.
+
+    Its code names the arguments and reads their forms in place, since there are millions of calls: a loop over any
+    arguments takes as long as the tests of small networks themselves.
+    """
+    takes, gives, read, signature = [], [], {}, inspect.signature(function)
+    for name, parameter in signature.parameters.items():
+        default = Parameter.empty if parameter.default is Parameter.empty else None  # stands for its own
+        takes.append(parameter.replace(annotation=Parameter.empty, default=default))
+        gives.append(CALLS.get(parameter.kind, "{0}").format(name))
+        if name in hints:
+            read[name] = name
+    if "return" in hints:
+        read["return"] = "_result"
+    forms = "".join(f"{_reading(place, hints[name])}, " for name, place in read.items())
+    code = f"""def call{Signature(takes)}:
+    _result = _function({", ".join(gives)})  # first, since an error that the package raises itself says more
+    if _is_compiling():  # no tracer can read what the check does, nor what it holds
+        return _result
+    try:
+        _seen = ({forms})
+    except (AttributeError, IndexError, TypeError):  # no form of what the annotations say
+        _seen = None
+    if _seen not in _known:
+        _check({{{", ".join(f"{name!r}: {place}" for name, place in read.items())}}}, _seen)
+    return _result
+"""
+    place = f"<shapes of {function.__module__}.{function.__qualname__}>"
+    exec(compile(code, place, "exec"), names := names | {"_is_compiling": torch.compiler.is_compiling})
+    call = cast(FunctionType, names["call"])
+    given = [parameter for parameter in signature.parameters.values() if parameter.default is not Parameter.empty]
+    call.__defaults__ = tuple([each.default for each in given if each.kind is not Parameter.KEYWORD_ONLY])
+    call.__kwdefaults__ = {each.name: each.default for each in given if each.kind is Parameter.KEYWORD_ONLY}
     return call
+
+
+def _reading(place: str, hint: Any) -> str:
+    """An expression for shape and dtype of every tensor at a place that is annotated with a hint."""
+    if not _names_shape(hint):
+        return f"{place}.__class__"
+    if _is_shape(hint) and hint.array_type is torch.Tensor:
+        return f"{place}.shape, {place}.dtype"
+    options = get_args(hint)
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        if len(options) == 2 and options[1] is type(None):
+            return f"None if {place} is None else ({_reading(place, options[0])})"
+    elif get_origin(hint) is tuple and ... not in options:
+        inner = [_reading(f"{place}[{index}]", each) for index, each in enumerate(options)]
+        return ", ".join([f"{place}.__class__, len({place})", *inner])
+    return f"_form({place})"
 
 
 def _form(value: Any) -> object:
     """Shape and dtype of every tensor."""
     kind = type(value)
-    if kind is torch.Tensor or isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         return value.shape, value.dtype
-    if value is None or kind is int or kind is bool:
-        return kind
     if isinstance(value, tuple | list):
         return tuple([_form(each) for each in value])
     if isinstance(value, dict):
@@ -115,5 +156,8 @@ def _form(value: Any) -> object:
 
 def _names_shape(hint: object) -> bool:
     """``Float[Tensor, "B T"] | None`` does, ``int | None`` does not."""
-    is_shape = inspect.isclass(hint) and issubclass(hint, AbstractArray)
-    return is_shape or any(map(_names_shape, get_args(hint)))
+    return _is_shape(hint) or any(map(_names_shape, get_args(hint)))
+
+
+def _is_shape(hint: object) -> bool:
+    return inspect.isclass(hint) and issubclass(hint, AbstractArray)
