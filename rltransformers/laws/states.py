@@ -25,8 +25,13 @@ def portable_states(case: Case) -> None:
             order = torch.tensor([2, 0, 1])
             turned = form[order]
             for other in (loaded, halves, form.clone().detach(), form.where(torch.tensor([True, False, True]), form)):
-                again, _ = backbone(case.x, other, reset)
-                require(torch.equal(again, y), "the same state, saved, joined or copied, gives other outputs")
+                same = other.tensors.keys() == form.tensors.keys() and all(
+                    value.dtype == form.tensors[key].dtype and torch.equal(value, form.tensors[key])
+                    for key, value in other.tensors.items()
+                )
+                require(same, "the same state, saved, joined or copied, holds other tensors")
+            again, _ = backbone(case.x, loaded, reset)
+            require(torch.equal(again, y), "a state that was saved and loaded gives other outputs")
             again, last = backbone(case.x[order], turned, reset[order])
             case.close(again, y[order], "outputs of streams in another order")
             case.close_states(last, after[order])

@@ -15,7 +15,7 @@ from rltransformers.laws.costs import of_one_layer
 from rltransformers.laws.streams import EXACT, Case, LawError, perturbed, require
 
 Tensors = dict[str, Tensor]
-BATCH, MANY, FEW, SOME = 3, 10, 20, 40  # streams of the trace, streams of a run, steps, steps
+BATCH, MANY, FEW, SOME = 3, 10, 20, 24  # streams of the trace, streams of a run, steps, steps
 
 
 class BackboneStep(nn.Module):
@@ -104,7 +104,7 @@ def fixed_addresses(step: BackboneStep) -> None:
     shapes = {key: value.shape for key, value in pure.tensors.items()}
     rings = {key: value.data_ptr() for key, value in own.tensors.items() if key.endswith("_ring")}
     with torch.inference_mode():
-        for _ in range(max([24, *(2 * pure.tensors[key].shape[1] for key in rings)])):  # every ring goes round twice
+        for _ in range(max([12, *(2 * pure.tensors[key].shape[1] for key in rings)])):  # every ring goes round twice
             inputs = step.draw(BATCH, generator)
             y, pure = backbone.step(inputs["x"], pure, inputs["reset"])
             mine, own = backbone.step(inputs["x"], own, inputs["reset"], overwrites=True)
