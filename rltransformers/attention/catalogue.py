@@ -7,6 +7,7 @@ from rltransformers.attention.heads import (
     collaborative,
     differential,
     gated,
+    mla,
     multi_head,
     talking,
 )
@@ -109,7 +110,7 @@ PRIORS = by_name(
 )
 HEAD_MIXINGS = by_name(
     multi_head.MHA, multi_head.MQA, multi_head.DECOUPLED, talking, collaborative, capsule_dynamic, capsule_em,
-    gated, differential,
+    gated, differential, mla,
 )
 SPANS = by_name(span.FULL, adaptive, adaptive_dynamic, multi_scale)
 # fmt: on

@@ -20,8 +20,9 @@ from rltransformers.functional import windows
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.functional.keys import Group, Past, Rows, cut_past
 from rltransformers.mixers.interface import Dims, Mixed, RowMixer
-from rltransformers.positions.interface import BY_PLACE, Position, at_places
+from rltransformers.positions.interface import BY_PLACE, Acts, Position, at_places
 
+OF_KEYS_AND_VALUES = Acts.KEY_SCORE | Acts.LABEL | Acts.VALUE
 FEW_QUERIES = 8  # up to here PyTorch's kernel is faster: it reads keys where they lie, not moved head by head
 
 
@@ -42,6 +43,7 @@ class Attention(RowMixer):
         self.constants = nn.ModuleList(constants_of(plan.pattern))
         self.placed = bool(plan.position.acts & BY_PLACE)
         self.mixes_values = plan.prior.mixes_values
+        self.few = 0 if plan.position.acts & OF_KEYS_AND_VALUES else self.score.few
         self.project = dims.projection(dims.width, self.score.projected)  # rows of the weight: queries, keys, values
         self.output = plan.combine or dims.projection(dims.heads * dims.value_dim, dims.width)
         self.joint = 1 if plan.combine is None else plan.combine.joint_values
@@ -170,20 +172,30 @@ class Attention(RowMixer):
         scores, listed = engines.scores_by_distance(plan, q, columns, call, below)
         engine = self.engine(q, past, scores, columns, call)
         shares = engine is engines.fused and q.shape[2] == 1  # a token's query heads stand in groups that share keys
-        groups = [Heads(*self.split(group.rows, shares), group.place) for group in past]
+        absorbs = 0 < q.shape[2] <= self.few
+        if absorbs:
+            content = self.score.absorbed(content)
+            groups = [Heads(*self.score.shared(group.rows), group.place) for group in past]
+        else:
+            groups = [Heads(*self.split(group.rows, shares), group.place) for group in past]
         if plan.turns:
             content, groups = turn_rows(self.position, content, groups, self.horizon, call)
         if engine is None:
-            return self.weigh(content, groups, scores, listed, View(h, columns, below), call)
+            out, handed = self.weigh(content, groups, scores, listed, View(h, columns, below), call)
+            return self.score.of_latents(out) if absorbs else out, handed
         k, v = groups[0].k, groups[0].v
         if len(groups) > 1:
             k, v = torch.cat([group.k for group in groups], 2), torch.cat([group.v for group in groups], 2)
+        if absorbs and not shares:
+            k, v = k.expand(-1, self.dims.heads, -1, -1), v.expand(-1, self.dims.heads, -1, -1)
         if early != EVERY:
             columns = replace(columns, mask=columns.mask[:, :, early])
         rate = plan.dropout if self.training else 0.0
         if engine is engines.banded:
-            return engines.banded(content, k, v, scores, columns.mask, rate), None
-        return engines.fused(content, k, v, scores, columns, rate, self.score.sink), None
+            out = engines.banded(content, k, v, scores, columns.mask, rate)
+        else:
+            out = engines.fused(content, k, v, scores, columns, rate, self.score.sink)
+        return self.score.of_latents(out) if absorbs else out, None
 
     def engine(
         self, q: Tensor, past: Past, scores: Tensor | None, columns: Columns, call: Call

@@ -265,9 +265,13 @@ class Score(Part):
         plain: whether the content of logits is scaled products alone, which need not be explicit.
         sink: logit of every head that counts in the sum of its softmax and reads nothing, or None.
         norm: of query rows, and of keys as a memory keeps them, or None.
+        has_keys: whether key rows hold keys and, behind them, values; otherwise ``split`` makes both of them.
+        few: calls of up to so many tokens read key rows as they are: ``absorbed`` queries meet ``shared`` rows.
     """
 
     plain = True
+    has_keys = True
+    few = 0
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
@@ -317,6 +321,20 @@ class Score(Part):
         groups, values = self.dims.kv_heads, self.dims.kv_heads * self.dims.value_dim
         k, v = rows.split_with_sizes([rows.shape[-1] - values, values], -1)
         return k.unflatten(-1, (groups, -1)), v.unflatten(-1, (groups, -1))
+
+    def absorbed(self, query: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T C"]:
+        """Queries, turned or not, as they meet ``shared`` rows; products are divided by sqrt(C) afterwards."""
+        raise NotImplementedError("a score that reads rows as they are defines absorbed")
+
+    def shared(
+        self, rows: Float[Tensor, "B *T N E"]
+    ) -> tuple[Float[Tensor, "B 1 *T N C"], Float[Tensor, "B 1 *T N c"]]:
+        """Rows as the one key and the one value of all heads."""
+        raise NotImplementedError("a score that reads rows as they are defines shared")
+
+    def of_latents(self, out: Float[Tensor, "B H T c"]) -> Float[Tensor, "B H T V"]:
+        """What heads read from what they read of the one value."""
+        raise NotImplementedError("a score that reads rows as they are defines of_latents")
 
     def with_keys(self, rows: Float[Tensor, "B S E"], change: Callable[[Tensor], Tensor]) -> Float[Tensor, "B S F"]:
         """Rows whose keys, those of all heads side by side, went through ``change``; values stay as they are."""

@@ -112,6 +112,11 @@ class Cap(Part):
 def build(dims: Dims, plan: Plan, options: Options = OFF) -> Attention:
     """Build softmax attention, with the store of the plan where it has one; ConfigError for options without effect."""
     if options != OFF:
+        if options.qk_norm and not plan.score.has_keys:
+            raise ConfigError(
+                "mixer 'softmax' with qk_norm normalizes keys as a memory keeps them, and head_mixing 'mla' keeps "
+                "none; leave qk_norm out or set head_mixing to 'mha'"
+            )
         if options.qk_norm and plan.score.own != plan.score.query_width:
             raise ConfigError(
                 "mixer 'softmax' with qk_norm has gains of queries and of keys, and selection 'lsh' makes both by one "

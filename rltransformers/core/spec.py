@@ -87,6 +87,7 @@ class Feature(Enum):
     SELECTION = "a selection of keys per head"
     CHOICE = "keys that are chosen for every query before any product"
     CARRY = "logits that pass from layer to layer"
+    LATENT = "rows that keys and values are made from at reading"
     VALUES = "rows with values that are no keys"
     FIRST_VALUES = "values that pass from layer to layer"
     SHARED = "one layer that is applied again and again"

@@ -31,6 +31,7 @@ class Dims:
         tokens_per_step: tokens that share one environment step.
         layer: index of the layer, for mechanisms that draw fixed random numbers.
         bias: whether the projections of queries, keys, values and outputs have biases.
+        turned: first channels of a query/key head, those that a position may turn; None for all.
     """
 
     width: int
@@ -42,6 +43,7 @@ class Dims:
     tokens_per_step: int = 1
     layer: int = 0
     bias: bool = False
+    turned: int | None = None
 
     @property
     def tokens_in_view(self) -> int:

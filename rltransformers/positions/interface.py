@@ -21,7 +21,10 @@ from rltransformers.core.errors import DataError
 
 
 class Sizes(Protocol):
-    """Sizes of a layer that encodings are made from: D, H, G, and the width of a query/key and of a value head."""
+    """Sizes of a layer that encodings are made from: D, H, G, and the width of a query/key and of a value head.
+
+    Of the channels of a query/key head the first ``turned`` may turn; None for all.
+    """
 
     @property
     def width(self) -> int: ...
@@ -33,6 +36,8 @@ class Sizes(Protocol):
     def head_dim(self) -> int: ...
     @property
     def value_dim(self) -> int: ...
+    @property
+    def turned(self) -> int | None: ...
 
 
 class Acts(Flag):

@@ -32,10 +32,15 @@ class Rope(Position):
 
     def __init__(self, sizes: Sizes, options: Options) -> None:
         super().__init__()
-        head_dim = sizes.head_dim
+        head_dim = sizes.head_dim if sizes.turned is None else sizes.turned
         self.dims = head_dim - head_dim % 2 if options.dims is None else options.dims
         self.base = options.base
         if self.dims % 2 or not 0 < self.dims <= head_dim:
+            if not head_dim:
+                raise ConfigError(
+                    "position 'rope' has nothing to turn: set turned of head_mixing 'mla' to at least 2, or position "
+                    "to 'none'"
+                )
             raise ConfigError(f"rope dims ({self.dims}) must be even, positive and at most the head width ({head_dim})")
 
     def circle(self, back: Tensor, like: Tensor) -> Tensor:

@@ -2,16 +2,20 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rltransformers.attention.heads.capsule_dynamic import dynamic_routing, squash
 from rltransformers.attention.heads.capsule_em import em_routing
 from rltransformers.attention.heads.collaborative import slices
 from rltransformers.attention.heads.differential import Differential, Options
+from rltransformers.attention.heads.mla import Latent
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
 from rltransformers.core.errors import ConfigError
+from rltransformers.laws import perturbed
 from rltransformers.mixers.interface import Dims
 
 VOTES = (2, 3, 5, 4, 6)  # streams, tokens, heads, capsules, width of a capsule
@@ -108,3 +112,65 @@ def test_heads_without_a_partner_are_refused() -> None:
         differential(heads=3, kv_heads=3)
     with pytest.raises(ConfigError, match=r"kv_heads \(1\) is odd: set kv_heads to 2"):
         differential(kv_heads=1)
+
+
+def of_latents(**settings: Any) -> Backbone:
+    """Heads of a latent of 16 numbers beside a key of 4 that turns, in float64."""
+    heads = {"name": "mla", "latent": 16, "turned": 4}
+    sizes = {"width": 24, "heads": 4, "layers": 2, "memory": 11, "position": "rope"}
+    return perturbed(BackboneConfig(**{**PLAIN, **sizes, "head_mixing": heads, **settings}))
+
+
+@pytest.mark.parametrize("position", ["rope", "alibi", "trxl"])
+@pytest.mark.parametrize("mixer", ["softmax", {"name": "softmax", "softcap": 3.0, "sink_logit": True}])
+def test_a_step_reads_latents_as_they_are(position: str, mixer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step makes a key or a value, and its numbers are those of the keys and values of a long call."""
+    backbone = of_latents(position=position, mixer=mixer)
+    layers = [backbone.get_submodule(f"layers.{index}.mixing.mixer") for index in range(2)]
+    x = torch.randn(3, 30, 24)
+    monkeypatch.setattr(layers[0], "few", 0)
+    monkeypatch.setattr(layers[1], "few", 0)
+    with torch.no_grad():
+        expected, _ = backbone(x)
+    monkeypatch.undo()
+    assert [layer.few for layer in layers] == [16 * 12 // (2 * 16 - 12)] * 2
+
+    def refuse(self: Latent, rows: Tensor) -> None:
+        raise AssertionError("keys and values are made")
+
+    monkeypatch.setattr(Latent, "split", refuse)
+    for time in (1, 2, 9):
+        state = backbone.initial_state(3, cached="only")
+        outputs = []
+        with torch.no_grad():
+            for part in x.split(time, 1):
+                out, state = backbone(part, state)
+                outputs.append(out)
+        torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(AssertionError, match="are made"):
+        backbone(x)
+
+
+def test_gradients_of_a_short_call_are_those_of_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, x = of_latents(), torch.randn(2, 7, 24, requires_grad=True)
+
+    def gradients() -> list[Tensor]:
+        return list(torch.autograd.grad(backbone(x)[0].square().sum(), [x, *backbone.parameters()]))
+
+    short = gradients()
+    for index in range(2):
+        monkeypatch.setattr(backbone.get_submodule(f"layers.{index}.mixing.mixer"), "few", 0)
+    torch.testing.assert_close(short, gradients(), rtol=1e-11, atol=1e-11)
+
+
+def test_a_row_of_acting_has_a_latent_and_a_key_that_turns() -> None:
+    state = of_latents(memory_kind="cache").initial_state(5, cached=True).tensors
+    rings = {name: ring.element_size() * ring[0].numel() for name, ring in state.items() if name.startswith("layer")}
+    assert rings == {f"layer{index}.key_ring": 8 * (11 + 1) * (16 + 4) for index in range(2)}
+
+
+def test_norms_of_keys_need_keys_and_turns_channels() -> None:
+    with pytest.raises(ConfigError, match="leave qk_norm out or set head_mixing to 'mha'"):
+        of_latents(mixer={"name": "softmax", "qk_norm": True})
+    with pytest.raises(ConfigError, match="set turned of head_mixing 'mla' to at least 2"):
+        of_latents(head_mixing={"name": "mla", "turned": 0})

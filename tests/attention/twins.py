@@ -380,6 +380,10 @@ def layer_keys(reader: Reader, tokens: Rows, prepared: Rows) -> dict[str, Tensor
         ]
         rows = [torch.cat([*(normal(reader, "key", each) for each in k.view(groups, -1)), v]) for k, v in split]
         return {"keys": torch.stack(rows), "sink_keys": torch.stack(rows)}
+    mixing: HeadMixing = reader.twin("head_mixing")
+    if mixing.row is not None:
+        keys = torch.stack([mixing.row(reader, row) for row in prepared])
+        return {"keys": keys, "sink_keys": keys}
     shared = reader.twin("selection").meeting is not None  # queries are a part of the keys
     every = slice(None)
     keys = torch.stack([reader.projected_by(every, row) if shared else reader.key_value_of(row) for row in prepared])
@@ -548,6 +552,7 @@ class HeadMixing:
         meeting: how queries meet keys, unless the mixer says it.
         gate: the outputs of the heads of a token with this input, as they are joined.
         join: the output of the layer from those of the heads.
+        row: what a memory of keys keeps of a token, where these are not keys and values.
     """
 
     before: Callable[[Reader, list[Any]], list[Any]] = separate
@@ -555,6 +560,7 @@ class HeadMixing:
     meeting: Meeting = PRODUCTS
     gate: Callable[[Reader, Tensor, Rows], Rows] = lambda reader, row, outputs: outputs
     join: Callable[[Reader, Rows], Tensor] = projected
+    row: Callable[[Reader, Tensor], Tensor] | None = None
 
 
 def talking(name: str) -> Callable[[Reader, list[Any]], list[Any]]:

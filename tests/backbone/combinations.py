@@ -236,13 +236,15 @@ REFUSED: list[tuple[str, str, str]] = [
     ("losses: disagreement pattern", "residual: reversible", "no gradient would reach them"),
     # One query and one key for all heads; outputs of heads that vote.
     (
-        "head_mixing: collaborative",
+        "head_mixing: collaborative mla",
         f"mixer: additive lowrank_band; {KEYLESS}; {NO_SCORES}; {TAPS}; {SLOTS}",
         "keys that heads can have in common",
     ),
-    ("head_mixing: collaborative", "position: shaw", "needs value_dim"),
+    ("head_mixing: collaborative mla", "position: shaw", "needs value_dim"),
     ("head_mixing: collaborative", "selection: lsh", "weighed by every head"),
-    ("head_mixing: collaborative", "memory_kind: memorizing", "keys of single heads"),
+    ("head_mixing: mla", "selection: lsh", "made of a latent"),
+    ("head_mixing: mla", "prior: value_residual", "made at reading"),
+    ("head_mixing: collaborative mla", "memory_kind: memorizing", "keys of single heads"),
     (
         "head_mixing: capsule_dynamic capsule_em gated differential",
         f"{NO_SCORES}; {TAPS}",
@@ -264,7 +266,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("position: untied", f"{SLOTS}; mixer: lowrank_band", "room for channels"),
     ("position: attn_only untied", "memory_kind: memorizing", "compared by contents"),
     ("position: untied", "selection: lsh", "projections of their own"),
-    ("position: attn_only untied", "head_mixing: collaborative", "of single heads"),
+    ("position: attn_only untied", "head_mixing: collaborative mla", "of single heads"),
     ("pattern: etc", "setting: no_memory", "set memory to at least"),
     # Positions that multiply products, or score queries and keys against vectors of distances.
     ("position: multiplicative da shaw_sinusoidal deberta", f"{NO_SCORES}; {TAPS}", "scores of pairs"),

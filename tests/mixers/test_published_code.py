@@ -321,3 +321,35 @@ def test_forget_gates_are_those_of_flash_linear_attention() -> None:
         return x + mixer.output(read.flatten(2))
 
     agree(ours, theirs, forward=lambda backbone, x: backbone(x)[0])
+
+
+def test_latent_attention_is_that_of_deepseek_v2() -> None:
+    code = imported("transformers.models.deepseek_v2.modeling_deepseek_v2")
+    config = code.DeepseekV2Config(
+        hidden_size=WIDTH, num_attention_heads=HEADS, num_key_value_heads=HEADS, q_lora_rank=None, kv_lora_rank=8,
+        qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=5, attn_implementation="eager",
+    )  # fmt: skip
+    module = code.DeepseekV2Attention(config, 0)
+    module.kv_a_layernorm.variance_epsilon = 1e-5
+    heads = {"name": "mla", "latent": 8, "turned": 4}
+    settings = {"width": WIDTH, "heads": HEADS, "head_dim": 6, "value_dim": 5, "layers": 1, "memory": TIME}
+    choices = {"position": "rope", "ff": "none", "head_mixing": heads}
+    ours: Any = Backbone(BackboneConfig(**{**PLAIN, **settings, **choices}))
+    layer, mixer = ours.layer(0), ours.layer(0).mixing.mixer
+    turns = torch.exp(1j * torch.arange(TIME)[:, None] * 10_000.0 ** (-torch.arange(2) / 2))[None]
+    mask = torch.full((TIME, TIME), -torch.inf).triu(1)
+
+    def theirs(x: Tensor) -> Tensor:
+        queries, kept = mixer.project.weight.split([HEADS * 10, 4 + 8])
+        turned, own = queries.unflatten(0, (HEADS, -1)).split([4, 6], 1)
+        weights = {
+            "q_proj.weight": torch.cat([own, turned], 1).flatten(0, 1),
+            "kv_a_proj_with_mqa.weight": torch.cat([kept[4:], kept[:4]]),
+            "kv_a_layernorm.weight": mixer.score.gain, "kv_b_proj.weight": mixer.score.up.flatten(0, 1),
+            "o_proj.weight": mixer.output.weight,
+        }  # fmt: skip
+        inputs = {"attention_mask": mask, "position_embeddings": turns}
+        out: Tensor = call(module, weights, layer.join_mixing.prepare(x), **inputs)[0]
+        return x + out
+
+    agree(ours, theirs, forward=lambda backbone, x: backbone(x)[0])

@@ -73,6 +73,7 @@ SPEC = Spec(
     refuses=(
         Refusal(Feature.MIXED_KEYS, "the values of the first layer must stand in the same rows"),
         Refusal(Feature.HALTING, "a token that halts hands nothing on to the layers above"),
+        Refusal(Feature.LATENT, "the values of a row are made at reading, by every layer in its own way"),
         Refusal(Feature.STORE, "the layer with the store has rows that the first one does not keep"),
     ),
     formula="v_s <- l_1 v_s + l_2 v^1_s in all layers but the first, v^1 its values",

@@ -213,6 +213,43 @@ def nothing_taken_off(special: Backbone, plain: Backbone) -> None:
         other.output = NormedHeads(output)
 
 
+# Heads of a latent
+
+
+def latent_row(reader: Reader, row: Tensor) -> Tensor:
+    """What a memory keeps of a token: the shared key, and the latent."""
+    options = reader.options("head_mixing")
+    made = reader.projected_by(slice(reader.heads * (reader.head_dim + options.turned), None), row)
+    key, c = made[: options.turned], made[options.turned :]
+    if options.norm:
+        c = c / torch.sqrt(c @ c / len(c) + 1e-5) * reader["mixing.mixer.score.gain"]
+    return torch.cat([key, c])
+
+
+def queries_of_two_parts(reader: Reader, row: Tensor) -> Rows:
+    """Channels that turn, and the others."""
+    width = reader.head_dim + reader.options("head_mixing").turned
+    return list(reader.projected_by(slice(None, reader.heads * width), row).view(reader.heads, width))
+
+
+def made_of_latents(reader: Reader, row: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """DeepSeek-AI 2024, equations 10, 14 and 15, head by head."""
+    turned = reader.options("head_mixing").turned
+    kept, up = latent_row(reader, row), reader["mixing.mixer.score.up"]
+    made = [matrix @ kept[turned:] for matrix in up]
+    return [(torch.cat([kept[:turned], both[: reader.head_dim]]), both[reader.head_dim :]) for both in made]
+
+
+def products(special: Backbone, plain: Backbone) -> None:
+    """Projections of keys and values that are products of two."""
+    for index in range(len(special.layers)):
+        mine, other = (backbone.get_submodule(f"layers.{index}.mixing.mixer") for backbone in (special, plain))
+        queries, down = mine.get_parameter("project.weight").data.split([15, 15])
+        keys, values = mine.get_parameter("score.up").data.split([5, 5], 1)
+        weights = [queries, keys.flatten(0, 1) @ down, values.flatten(0, 1) @ down]
+        other.get_parameter("project.weight").data.copy_(torch.cat(weights))
+
+
 DIFFERENTIAL: dict[str, Any] = {"head_mixing": "differential", "width": 12, "heads": 4}
 
 ROWS: dict[tuple[str, str], Row] = {
@@ -263,8 +300,36 @@ ROWS: dict[tuple[str, str], Row] = {
             f"{HEADS}test_what_both_heads_of_a_pair_read_alike_is_taken_off",
         ),
     ),
+    # Against transformers 5.24, DeepseekV2Attention: tests/mixers/test_published_code.py.
+    ("head_mixing", "mla"): Row(
+        {"head_mixing": {"name": "mla", "latent": 7, "turned": 4}},
+        HeadMixing(meeting=Meeting(queries_of_two_parts, made_of_latents), row=latent_row),
+        (
+            Limit(
+                {"head_mixing": {"name": "mla", "latent": 15, "turned": 0, "norm": False}, "position": "alibi"},
+                {"position": "alibi"},
+                products,
+            ),
+            Limit(
+                {"head_mixing": {"name": "mla", "turned": 4}, "position": "rope"},
+                {"head_mixing": {"name": "mla", "turned": 4}, "position": {"name": "rope", "dims": 4}},
+            ),
+            f"{HEADS}test_a_step_reads_latents_as_they_are",
+        ),
+    ),
 }
 VARIANTS: dict[str, Row] = {
+    "latents beside turned keys, kept by a cache, with sinks": Row(
+        {
+            "head_mixing": {"name": "mla", "latent": 9, "turned": 4},
+            "position": {"name": "rope", "dims": 4},
+            "mixer": {"name": "softmax", "sink_logit": True},
+            "pattern": {"name": "longformer", "window": 3, "sinks": 2},
+            "memory_kind": "cache",
+            "value_dim": 4,
+            "attention_bias": True,
+        }
+    ),
     "differential heads that share keys, with sinks of both kinds": Row(
         {
             **DIFFERENTIAL,
