@@ -1,7 +1,9 @@
 """Every option of every catalogue entry and every field: wrong values are refused, accepted ones work at their ends."""
 
 import contextlib
+import functools
 import hashlib
+import json
 import math
 import subprocess
 import sys
@@ -281,8 +283,14 @@ def distinct(key: str, annotation: Any) -> list[Any]:
 
 def behavior(config: BackboneConfig) -> str:
     """A digest of the first weights, and of outputs, losses, gradients and states of two updates and 20 steps."""
+    return behavior_of(json.dumps(config.to_dict(), sort_keys=True))
+
+
+@functools.lru_cache
+def behavior_of(settings: str) -> str:
+    """Of a config as text: options are tried beside each other in either order."""
     torch.manual_seed(0)
-    backbone = Backbone(config)
+    backbone = Backbone(BackboneConfig.from_dict(json.loads(settings)))
     x, reset = torch.randn(2, 20, backbone.width), torch.zeros(2, 20, dtype=torch.bool)
     reset[0, 7] = True
     digest = hashlib.sha1()
