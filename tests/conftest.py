@@ -33,6 +33,14 @@ for devices in (torch.cuda, torch.xpu, torch.mtia):
     if not devices.is_available():
         setattr(devices, "manual_seed_all", lambda seed: None)  # noqa: B010
 
+
+def sync_nothing(fd: Any) -> None:
+    """Refuse what is no open file, and wait for no disk: files of this process need not outlive the machine."""
+    os.fstat(fd if isinstance(fd, int) else fd.fileno())
+
+
+os.fsync = sync_nothing  # processes that tests start and kill wait as those of users do
+
 torch.set_num_threads(1)  # two test processes on two cores; more threads only wait for each other
 
 # The same examples on every run, and no deadline: the first call of a torch function is slow for reasons of its own.
