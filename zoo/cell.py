@@ -229,9 +229,8 @@ def transferred(
 ) -> dict[str, Result]:
     """Results of the last weights in other environments, all episodes of one at the same time, and what a step took.
 
-    Agents of this package act by compiled steps.
+    Agents of this package act as the transfer says.
     """
-    acting: Acting | None = None if config.agent is AgentName.RECURRENT_PPO else "compiled"
     results = {}
     for name, transfer in transfers.items():
         environment, evaluation = config.environment, config.evaluation
@@ -243,6 +242,7 @@ def transferred(
             target_returns=evaluation.target_returns if target is None else [target],
         )
         moved = replace(config, environment=environment, evaluation=evaluation)
+        acting: Acting | None = None if config.agent is AgentName.RECURRENT_PPO else transfer["acting"]
         agent = build_agent(moved, RunFolder(folder).last, training=False, acting=acting)
         try:
             with suppress(DataError):  # episodes that go on; what is compiled in their first step is not timed

@@ -21,6 +21,7 @@ MARKERS = "osD^vPX*"
 ONE_LIST = 40  # variants that one list of final scores can hold; more stand in columns, by what they change
 COLUMNS, SMALLEST_GROUP = 3, 3
 COLUMN_WIDTH, NAME_WIDTH, LINE, HEADING_LINES = 4.6, 2.3, 0.17, 3  # inches, and a heading in lines
+DARK = 0.6  # share of a scale from which on numbers are white
 Array = NDArray[np.float64]
 
 
@@ -39,9 +40,13 @@ def draw(path: Path, task: Task, runs: Runs) -> bool:
         figure = catalogue(task, present)
     else:
         figure = finals(task, present)
+    _save(figure, path)
+    return True
+
+
+def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Software": None})
-    return True
 
 
 def targets_of(runs: Runs) -> list[float]:
@@ -123,7 +128,7 @@ def by_transfer(task: Task, runs: Runs) -> Figure:
     scores = np.array(
         [
             [iqm([row.score for row in rows])]
-            + [iqm([score_of([row.transfers[name]], task.score) for row in rows]) for name in task.transfers]
+            + [iqm([row.score_in(name, task.score) for row in rows]) for name in task.transfers]
             for rows in runs.values()
         ]
     )
@@ -132,7 +137,7 @@ def by_transfer(task: Task, runs: Runs) -> Figure:
     low, high = float(scores.min()), float(scores.max())
     axes.imshow(scores, cmap="Blues", vmin=low, vmax=high, aspect="auto")
     for (place, column), value in np.ndenumerate(scores):
-        dark = high > low and (value - low) / (high - low) > 0.6
+        dark = high > low and (value - low) / (high - low) > DARK
         axes.text(
             column, place, number(value), ha="center", va="center", fontsize=9, color="white" if dark else "black"
         )
@@ -141,6 +146,30 @@ def by_transfer(task: Task, runs: Runs) -> Figure:
     axes.tick_params(length=0)
     figure.supxlabel(f"{task.score}, IQM over seeds", fontsize=9, color="0.35")
     return figure
+
+
+def draw_map(
+    path: Path, title: str, columns: Mapping[str, tuple[float, float]], lines: Mapping[str, Sequence[float | None]]
+) -> None:
+    """A number per line and column, colored from the chance of its column (white) to its best; empty where none is."""
+    low, high = np.array(list(columns.values()), dtype=np.float64).T
+    scores = np.array([[np.nan if value is None else value for value in each] for each in lines.values()])
+    shares = np.clip((scores - low) / (high - low), 0.0, 1.0)
+    figure = Figure(figsize=(2.2 + 0.62 * len(columns), 1.6 + 0.26 * len(lines)), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
+    for (place, column), share in np.ndenumerate(shares):
+        if not np.isnan(share):
+            color = "white" if share > DARK else "black"
+            axes.text(column, place, f"{scores[place, column]:.2f}", ha="center", va="center", fontsize=8, color=color)
+    axes.set_xticks(range(len(columns)), list(columns), rotation=45, ha="left", fontsize=8.5)
+    axes.xaxis.tick_top()
+    axes.set_yticks(range(len(lines)), list(lines), fontsize=8.5)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    figure.supxlabel("mean over seeds; white: chance, blue: the best there is", fontsize=8.5, color="0.35")
+    _save(figure, path)
 
 
 def finals(task: Task, runs: Runs) -> Figure:

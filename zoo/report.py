@@ -36,6 +36,9 @@ def write(suite: Suite, results: Path) -> list[Path]:
     """Write table and pictures of what the CSV in ``results`` holds; the paths that were written."""
     rows = rows_of(suite, results)
     written = []
+    if suite.text.overview == "map" and rows:
+        written.append(results / f"{suite.name}.png")
+        pictures.draw_map(written[0], suite.text.title, *map_of(suite, rows))
     for name, task in suite.tasks.items():
         path = results / f"{suite.name}-{name}.png"
         if pictures.draw(path, task, runs_of(suite, name, rows)):
@@ -76,7 +79,8 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
     for label, values in _origin(rows):
         yield f"- {label}: {'; '.join(dict.fromkeys(values))}"
     if suite.text.overview is not None:
-        yield from _overview(suite, suite.text.overview, rows)
+        overview = _map(suite, rows) if suite.text.overview == "map" else _overview(suite, suite.text.overview, rows)
+        yield from [*overview, *(["", suite.text.overview_note] if suite.text.overview_note else [])]
     for name, task in suite.tasks.items():
         runs = runs_of(suite, name, rows)
         if any(runs.values()):
@@ -109,8 +113,44 @@ def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     first = next(iter(suite.tasks.values()))
     pair = [column for column in run if variants[column] in (first.method, first.compared_with)]
     yield from _means(table, [pair, run, [*run, *cited]])
-    if suite.text.overview_note:
-        yield from ["", suite.text.overview_note]
+
+
+def map_of(suite: Suite, rows: Sequence[Row]) -> tuple[dict[str, tuple[float, float]], dict[str, list[float | None]]]:
+    """Columns of a map with their chance and best, and the mean over seeds in each for every variant with runs."""
+    columns: dict[str, tuple[float, float]] = {}
+    lines: dict[str, list[float | None]] = {}
+    for name, task in suite.tasks.items():
+        runs = runs_of(suite, name, rows)
+        for variant in task.variants:
+            lines.setdefault(variant, [])
+        for place in (None, *task.transfers):
+            for variant, values in lines.items():
+                scores = [row.score_in(place, task.score) for row in runs.get(variant, [])]
+                values += [None] * (len(columns) - len(values))  # a variant that earlier tasks do not have
+                values.append(statistics.fmean(scores) if scores else None)
+            label = name.replace("_", " ") + ("" if place is None else f", {place}")
+            columns[label] = task.chance, task.best
+    return columns, {variant: values for variant, values in lines.items() if any(v is not None for v in values)}
+
+
+def _map(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
+    """The table of a map, with the numbers of state and the time of a step in the environments of ``transfers``."""
+    columns, lines = map_of(suite, rows)
+    yield from ["", "## All of it: mean over seeds", ""]
+    yield from table_head(["memory", *columns, "seeds", "state, bytes", "µs per step, compiled"])
+    for variant, values in lines.items():
+        own = [row for row in rows if row.variant == variant]
+        seeds = [sum(row.task == name for row in own) for name, task in suite.tasks.items() if variant in task.variants]
+        state = _median(row.metric("state_bytes") for row in own)
+        times = [
+            result["microseconds"]
+            for row in own
+            for name, result in row.transfers.items()
+            if suite.tasks[row.task].transfers[name].acting == "compiled"
+        ]
+        counts = "-".join(map(str, sorted({min(seeds), max(seeds)})))
+        yield line([variant, *map(number, values), counts, number(state), number(_median(times))])
+    yield from ["", f"![{suite.text.title}]({suite.name}.png)"]
 
 
 def _means(table: Sequence[Sequence[float | None]], selections: Sequence[Sequence[int]]) -> Iterator[str]:
@@ -321,7 +361,7 @@ def _by_transfer(task: Task, runs: Runs) -> Iterator[str]:
     yield ""
     yield from table_head([f"{task.score} where it was never trained", *task.transfers, "µs per step"])
     for variant, rows in played.items():
-        cells = [estimate([score_of([row.transfers[name]], task.score) for row in rows]) for name in task.transfers]
+        cells = [estimate([row.score_in(name, task.score) for row in rows]) for name in task.transfers]
         times = [_median(row.transfers[name]["microseconds"] for row in rows) for name in task.transfers]
         yield line([variant, *cells, " / ".join(map(number, times))])
 

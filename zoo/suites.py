@@ -18,6 +18,7 @@ from rltransformers.cli.configs import find_config
 from rltransformers.cli.keywords import MEMORY_AGENTS
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.yaml_text import parse_yaml
+from rltransformers.policies.steps import Acting
 from rltransformers.training.runs.experiment import ExperimentConfig, read_experiment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,11 +81,13 @@ class Transfer:
         id: one with the same spaces; None: that of the run.
         kwargs: keywords of it, beside those of the evaluation.
         episodes: all at the same time.
+        acting: of agents of this package; compiling takes half a minute, which short episodes do not win back.
     """
 
     id: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     episodes: int = MIN_EPISODES
+    acting: Acting = "compiled"
 
     def __post_init__(self) -> None:
         if self.episodes < MIN_EPISODES:
@@ -105,6 +108,7 @@ class Task:
         target: which target return the score is of, where an evaluation has several.
         transfers: name -> environment that the last weights of every run are evaluated in beside that of training.
         baseline: variant that the probability of improvement is against; default: the second.
+        chance, best: scores from which and up to which colors run in the picture of an overview ``map``.
         note: a sentence on the figures, under the table.
         published: name -> figure of others on this task, a column of the overview.
     """
@@ -119,6 +123,8 @@ class Task:
     transfers: dict[str, Transfer] = field(default_factory=dict)
     baseline: str | None = None
     aims: list[Aim] = field(default_factory=list)
+    chance: float = 0.0
+    best: float = 1.0
     note: str = ""
     published: dict[str, float] = field(default_factory=dict)
 
@@ -127,6 +133,8 @@ class Task:
             raise ConfigError(f"score {self.score!r}; {did_you_mean(self.score, SCORES)}")
         if not self.variants:
             raise ConfigError("variants: a task needs at least one")
+        if self.chance >= self.best:
+            raise ConfigError(f"chance {self.chance} is not below best {self.best}")
         named = [self.baseline, *(name for aim in self.aims for name in (aim.variant, aim.above, aim.over))]
         for name in named:
             if name is not None and name not in self.variants:
@@ -157,8 +165,10 @@ class SuiteText:
         metrics: shown beside the score: columns of the CSV such as ``steps_per_cpu_second`` and ``state_bytes``, or
             names of metrics that runs log, of which the last value counts; ``curve_mean`` is the mean score over all
             evaluations, ``curve_max`` the highest; ``training_max`` the highest mean return of 100 training episodes.
-        overview: one of these, or score, of which the page begins with a table: a line per task, a column per variant.
-        overview_note: a sentence under that table.
+        overview: one of these, or score, of which the page begins with a table: a line per task, a column per variant;
+            or ``map``, a table and a picture of scores with a line per variant, a column per task and per environment
+            of its ``transfers``, and columns for what is carried from step to step and the time of a step.
+        overview_note: a sentence under that.
     """
 
     title: str
@@ -170,10 +180,10 @@ class SuiteText:
     overview_note: str = ""
 
     def __post_init__(self) -> None:
-        known = ("score", *self.metrics)
+        known = ("score", "map", *self.metrics)
         if self.overview is not None and self.overview not in known:
             hint = did_you_mean(self.overview, known)
-            raise ConfigError(f"overview {self.overview!r} is neither score nor in metrics; {hint}")
+            raise ConfigError(f"overview {self.overview!r} is neither score nor map nor in metrics; {hint}")
         if self.overview is None and (cited := [name for name, task in self.tasks.items() if task.published]):
             raise ConfigError(f"tasks.{cited[0]}: published figures are shown in an overview; give the suite one")
 
@@ -301,7 +311,7 @@ def chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 def config_hash(config: ExperimentConfig, kind: str = "run", transfers: Mapping[str, Transfer] | None = None) -> str:
     """12 hexadecimal digits of what a run computes: the resolved config without seed, output, threads and tune.
 
-    ``transfers`` count where there are some.
+    ``transfers`` count where there are some, but for how they act.
 
     Values that equal the default of their key count as absent, so that a new key does not make old results stale.
     ``scale_rewards`` counts where the agent scales rewards.
@@ -314,7 +324,8 @@ def config_hash(config: ExperimentConfig, kind: str = "run", transfers: Mapping[
         values["algorithm"] = algorithm
     parts = [kind, values]
     if transfers:
-        parts.append({name: asdict(transfer) for name, transfer in transfers.items()})
+        played = {name: asdict(transfer) for name, transfer in transfers.items()}
+        parts.append({name: {key: each[key] for key in each if key != "acting"} for name, each in played.items()})
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 

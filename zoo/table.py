@@ -77,6 +77,10 @@ class Row:
         value = getattr(self, name) if name in COLUMNS else self.metrics.get(name)
         return None if value is None else float(value)
 
+    def score_in(self, transfer: str | None, score: str) -> float:
+        """The score in one of the environments of ``transfers``; None: in that of training."""
+        return self.score if transfer is None else score_of([self.transfers[transfer]], score)
+
 
 COLUMNS = tuple(each.name for each in fields(Row))
 _JSON = ("results", "curve", "transfers", "metrics", "versions")

@@ -54,9 +54,11 @@ class CueRecall(Rules):
         return self.cues
 
     def start(self, uniform: Array) -> State:
-        cue = whole(uniform[:, 0], self.cues)
-        delay = log_uniform(self.cues * uniform[:, 0] - cue, self.shortest_delay, self.delay)
-        return {"cue": cue, "due": delay + 1, "t": np.zeros(len(uniform), np.int64)}
+        drawn = self.cues * uniform[:, 0]
+        cue = drawn.astype(np.int64)
+        delay = self.delay if self.shortest_delay is None else log_uniform(drawn - cue, self.shortest_delay, self.delay)
+        zero = np.zeros(len(uniform), np.int64)
+        return {"cue": cue, "due": zero + delay + 1, "t": zero}
 
     def observe(self, state: State) -> Array:
         observation = np.zeros((len(state["t"]), self.entries), np.float32)

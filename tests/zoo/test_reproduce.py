@@ -270,6 +270,8 @@ def test_the_hash_is_of_what_a_run_computes() -> None:
     assert hashed(evaluation={"episodes": 51, "every": 128}) != first
     far = [config_hash(build_experiment(ONLINE), transfers={"far": Transfer(kwargs={"delay": n})}) for n in (8, 9)]
     assert len({first, *far}) == 3
+    eager = Transfer(kwargs={"delay": 8}, acting="eager")
+    assert config_hash(build_experiment(ONLINE), transfers={"far": eager}) == far[0]
     assert config_hash(build_experiment(ONLINE), "data") != first
 
 
@@ -508,9 +510,44 @@ def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants
     with pytest.raises(ConfigError, match=r"tasks\.a: published figures are shown in an overview; give the suite one"):
         read_suite(str(write({"tasks": tasks})))
     with pytest.raises(
-        ConfigError, match="overview 'curve_min' is neither score nor in metrics; did you mean 'curve_max'"
+        ConfigError, match="overview 'curve_min' is neither score nor map nor in metrics; did you mean 'curve_max'"
     ):
         read_suite(str(write({"metrics": ["curve_max"], "overview": "curve_min"})))
+
+
+def test_a_map_has_a_line_per_variant_and_a_column_per_task_and_environment(write: Write, tmp_path: Path) -> None:
+    write()
+    values = {"config": str(tmp_path / "online.yaml"), "score": "success", "variants": VARIANTS}
+    keep = values | {"title": "Keep", "chance": 0.5, "transfers": {"10 times": {"kwargs": {"delay": 20}}}}
+    add = values | {"title": "Add", "variants": VARIANTS | {"third": {}}}
+    path = write({"overview": "map", "overview_note": "So it is.", "tasks": {"keep": keep, "add": add}})
+    suite = read_suite(str(path))
+    rows = []
+    for task, variant, seed, scores in (
+        ("keep", "GTrXL", 0, (1.0, 0.5)), ("keep", "GTrXL", 1, (0.5, 0.75)), ("add", "third", 0, (0.25,)),
+        ("add", "GTrXL", 0, (0.0,)),
+    ):  # fmt: skip
+        results = [
+            {"target_return": None, "return_mean": 9.0, "success_rate": each, "microseconds": 40.0 + seed}
+            for each in scores
+        ]
+        transfers = dict(zip(["10 times"], results[1:], strict=False))
+        made = Row(task, variant, seed, scores[0], 50, 2, 1.0, results=results[:1], transfers=transfers)
+        rows.append(replace(made, state_bytes=96, config_hash=suite.variants[task][variant][1]))
+    text = report.page(suite, rows)
+    assert (
+        "| memory | add | keep | keep, 10 times | seeds | state, bytes | µs per step, compiled |\n"
+        "|---|---|---|---|---|---|---|\n| GTrXL | 0 | 0.75 | 0.625 | 1-2 | 96 | 40.5 |\n"
+        "| third | 0.25 | - | - | 1 | 96 | - |\n\n![Tiny](tiny.png)\n\nSo it is.\n" in text
+    )
+    columns, lines = report.map_of(suite, rows)
+    assert columns == {"add": (0.0, 1.0), "keep": (0.5, 1.0), "keep, 10 times": (0.5, 1.0)}
+    assert lines == {"GTrXL": [0.0, 0.75, 0.625], "third": [0.25, None, None]}
+    for each in rows:
+        record(tmp_path / "tiny.csv", tmp_path / "lock", suite, each)
+    assert tmp_path / "tiny.png" in report.write(suite, tmp_path) and (tmp_path / "tiny.png").stat().st_size > 1000
+    with pytest.raises(ConfigError, match=r"chance 1\.0 is not below best 1\.0"):
+        read_suite(str(write(chance=1.0)))
 
 
 def test_the_committed_pages_are_those_of_the_csvs() -> None:
