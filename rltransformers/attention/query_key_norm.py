@@ -10,6 +10,8 @@ from rltransformers.functional.modules import normalize_rms
 class QueryKeyNorm(nn.Module):
     """``x / sqrt(mean x^2 + eps) * gain`` of queries and keys, head by head; the heads share a gain."""
 
+    no_decay = ("query_gain", "key_gain")
+
     def __init__(self, head_dim: int) -> None:
         super().__init__()
         self.query_gain, self.key_gain = nn.Parameter(torch.ones(head_dim)), nn.Parameter(torch.ones(head_dim))

@@ -270,8 +270,8 @@ def restore_weights(module: nn.Module, stored: Any, name: str = "policy") -> Non
 def restore_optimizer(optimizer: torch.optim.Optimizer, stored: Any, name: str = "optimizer") -> None:
     """Copy moments, step counts and learning rate under ``name``; other settings are those of the agent."""
     state, rate = check_optimizer(optimizer, stored, name)
-    (group,) = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": [group | {"lr": rate}]})
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": [group | {"lr": rate} for group in groups]})
 
 
 def check_optimizer(
@@ -282,14 +282,15 @@ def check_optimizer(
     Raises CheckpointError for the first part that is missing or has another shape than its parameter, and ConfigError
     for a learning rate that is none.
     """
-    (group,) = optimizer.state_dict()["param_groups"]
-    parameters = optimizer.param_groups[0]["params"]
+    groups = optimizer.param_groups
+    parameters = [each for group in groups for each in group["params"]]
     stored = check(stored, Mapping[str, Any], name)
-    (stored_group,) = check(stored["param_groups"], tuple[Mapping[str, Any]], f"{name}.param_groups")
-    rate = check(stored_group["lr"], NonNegativeNumber, f"{name}.lr")
-    if len(stored_group["params"]) != len(parameters):
-        raise CheckpointError(f"{name} is of {len(stored_group['params'])} parameters, here are {len(parameters)}")
-    moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
+    stored_groups = check(stored["param_groups"], Sequence[Mapping[str, Any]], f"{name}.param_groups")
+    sizes, stored_sizes = ([len(group["params"]) for group in each] for each in (groups, stored_groups))
+    if stored_sizes != sizes:
+        raise CheckpointError(f"{name} is of {_added(stored_sizes)} parameters, here are {_added(sizes)}")
+    rate = check(stored_groups[0]["lr"], NonNegativeNumber, f"{name}.lr")
+    moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if groups[0]["amsgrad"] else [])]
     for index, state in check(stored["state"], Mapping[int, Any], f"{name}.state").items():
         if not 0 <= index < len(parameters):
             raise CheckpointError(f"{name}.state holds {index}, but there are {len(parameters)} parameters")
@@ -297,6 +298,10 @@ def check_optimizer(
         expected = {"step": torch.zeros(())} | dict.fromkeys(moments, parameter)
         check_same(state, expected, f"{name}.state.{index}")
     return stored["state"], rate
+
+
+def _added(sizes: Sequence[int]) -> str:
+    return " + ".join(map(str, sizes)) or "no"
 
 
 def _check_sizes(payload: bytes) -> None:

@@ -42,6 +42,8 @@ class ShortConvolution(nn.Module):
         state_shape: of the rows that it keeps between calls, [taps - 1, X] or [0, X].
     """
 
+    no_decay = ("bias",)
+
     kernel: nn.Parameter | None
     bias: nn.Parameter | None
 
@@ -74,6 +76,8 @@ class GatedOutput(nn.Module):
         gate: "silu", "sigmoid", or "none" without W_g.
         bias: whether both projections have biases, which start at 0.
     """
+
+    no_decay = ("gain",)
 
     def __init__(self, width: int, heads: int, value_dim: int, gate: OutputGate = "silu", bias: bool = False) -> None:
         super().__init__()

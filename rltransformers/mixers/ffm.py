@@ -45,6 +45,8 @@ class FastForgetfulMemory(StateMixer):
     Source: Morad et al. 2023 (arXiv 2310.04128), section 4.
     """
 
+    no_decay = ("alpha", "omega")
+
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         self.shape = (options.traces, options.frequencies)

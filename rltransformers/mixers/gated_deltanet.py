@@ -40,6 +40,8 @@ class Options:
 class GatedDeltaNet(DeltaRule):
     """The delta rule with a decay per head, and several corrections per token."""
 
+    no_decay = ("log_scale", "step_bias")
+
     correct = staticmethod(delta_products)
 
     def __init__(self, dims: Dims, options: Options) -> None:
@@ -66,7 +68,7 @@ SPEC = Spec(
     traits=Traits(
         family="KERN", horizon="episode", state="H Dk Dv + (conv - 1) (H Dk + R G (Dk + Dv))",
         causal_form="heads are as wide as those of attention, in the authors' code values twice as wide; heads that "
-        "share keys forget and correct by themselves; weight decay, where an agent has any, acts on all of a_t",
+        "share keys forget and correct by themselves",
     ),
     offers=(Feature.KEYS,),
     formula="S' = a_t S_(t-1), S_t = S' + beta_t k_t (v_t - S'^T k_t)^T, o_t = S_t^T q_t / sqrt(Dk), "

@@ -40,6 +40,8 @@ class GatedLinearAttention(StateMixer):
     Source: Yang et al. 2024 (arXiv 2312.06635), section 4; key-value heads as in the authors' code.
     """
 
+    no_decay = ("rates.1.bias",)
+
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         self.dims, self.temperature = dims, options.temperature

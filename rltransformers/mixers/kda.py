@@ -37,6 +37,8 @@ class Options:
 class KimiDeltaAttention(DeltaRule):
     """The delta rule with a decay per channel."""
 
+    no_decay = ("log_scale", "step_bias")
+
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__(dims, options.conv, options.negative_eigenvalues)
         rank, channels = options.rank or dims.head_dim, dims.heads * dims.head_dim
@@ -65,7 +67,7 @@ SPEC = Spec(
     traits=Traits(
         family="KERN", horizon="episode", state="H Dk Dv + (conv - 1) (H Dk + G Dk + G Dv)",
         causal_form="the gate of the output has one matrix, in the authors' code two of low rank and a bias; heads "
-        "that share keys forget and correct by themselves; weight decay, where an agent has any, acts on all of a_t",
+        "that share keys forget and correct by themselves",
     ),
     offers=(Feature.KEYS,),
     formula="S' = diag(a_t) S_(t-1), S_t = S' + beta_t k_t (v_t - S'^T k_t)^T, o_t = S_t^T q_t / sqrt(Dk), "

@@ -47,6 +47,8 @@ class LinearRecurrentUnit(StateMixer):
     Source: Orvieto et al. 2023 (arXiv 2303.06349), sections 3.2 to 3.4 and appendix A.
     """
 
+    no_decay = ("nu", "theta", "gamma")
+
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         check_order("lru", "r_min", options.r_min, "r_max", options.r_max)

@@ -51,6 +51,8 @@ class Mamba2(StateMixer):
         ConfigError: heads do not divide the width, or delta_min is larger than delta_max.
     """
 
+    no_decay = ("step_bias", "log_rate", "skip", "gain")
+
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         if dims.width % dims.heads:
@@ -97,8 +99,7 @@ SPEC = Spec(
     build=Mamba2, options=Options,
     traits=Traits(
         family="KERN", horizon="episode", state="expand N D + (conv - 1) (expand D + 2 N)",
-        causal_form="heads are as wide as those of attention, there 64 numbers; one group; weight decay, where an "
-        "agent has any, acts on A, D and the biases of steps, too",
+        causal_form="heads are as wide as those of attention, there 64 numbers; one group",
     ),
     formula="o_t = W_o norm(y_t * silu(z_t)), y_t = S_t^T C_t + D x_t, S_t = exp(-A delta_t) S_(t-1) + delta_t B_t "
     "x_t^T, delta_t = softplus(W_d h_t + b), [x, B, C]_t = silu(conv(W h))_t, z_t = W_z h_t",

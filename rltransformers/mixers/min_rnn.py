@@ -48,6 +48,8 @@ class MinGRU(StateMixer):
     2015, arXiv 1505.00387) the output is ``s_t W_o h_t + (1 - s_t) x_t``, ``s_t = sigmoid(W_s x_t)``.
     """
 
+    no_decay = ("project.bias",)
+
     gates = 1
     forget_sign = -1.0  # of the first gate: z replaces what is carried, f of the LSTM keeps it
 

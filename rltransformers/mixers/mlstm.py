@@ -60,6 +60,8 @@ class MatrixLSTM(StateMixer):
         ConfigError: heads do not divide the inner width.
     """
 
+    no_decay = ("gates.bias", "gain", "skip")
+
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         inner = options.expansion * dims.width

@@ -52,6 +52,8 @@ class Retention(StateMixer):
     the sum is kept as the next token sees it, so that angles stay small however long an episode is.
     """
 
+    no_decay = ("logit",)
+
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         self.dims, self.base = dims, options.base

@@ -49,6 +49,8 @@ class RealGatedLRU(StateMixer):
     Source: De et al. 2024 (arXiv 2402.19427), sections 2.3 and 2.4.
     """
 
+    no_decay = ("rate",)
+
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         low, high = options.a_min, options.a_max

@@ -54,6 +54,8 @@ class S5(StateMixer):
     Source: Smith et al. 2023 (arXiv 2208.04933), sections 3 and 4, appendix B.1.
     """
 
+    no_decay = ("rate", "turn", "delta")
+
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         low, high = options.delta_min, options.delta_max

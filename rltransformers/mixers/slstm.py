@@ -25,6 +25,8 @@ class ScalarLSTM(Cell):
     token of an episode sets m to its log i, and n to 1. A segment is a loop over the places of its runs.
     """
 
+    no_decay = ("of_token.bias", "gain")
+
     names = ("output", "cell", "norm", "max")
 
     def __init__(self, dims: Dims, options: CellOptions) -> None:

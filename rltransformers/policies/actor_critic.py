@@ -31,7 +31,7 @@ from rltransformers.policies.memory_policy import (
     weighted_losses,
 )
 from rltransformers.policies.observed import ObservationOptions
-from rltransformers.policies.own_policies import over
+from rltransformers.policies.own_policies import decay_groups, over
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.registered import check_alike
@@ -148,7 +148,7 @@ class GTrXLPolicy(MemoryPolicy):
         self.init_weights(self.action_head.linear, gain=0.01)
         self.init_weights(self.value_net, gain=1.0)
         options: dict[str, Any] = {"eps": 1e-5, "fused": True} | dict(optimizer_kwargs or {})
-        self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), **options)
+        self.optimizer = torch.optim.Adam(decay_groups(self, self.parameters()), lr=lr_schedule(1.0), **options)
 
     def complete(self) -> None:
         """Let the optimizer learn what a subclass put in place after it was made; agents call it once, at the start.
@@ -156,7 +156,7 @@ class GTrXLPolicy(MemoryPolicy):
         Raises ConfigError for a part that computes something else in training than in acting.
         """
         check_alike(self, f"policy {type(self).__name__}")
-        self.optimizer = over(self.optimizer, self.parameters())
+        self.optimizer = over(self.optimizer, decay_groups(self, self.parameters()))
 
     def normalize_values(self, step: float) -> PopArt:
         """Let the value head follow the scale of its targets by ``step`` at a time; values stay as they are."""

@@ -38,7 +38,7 @@ from rltransformers.policies.memory_policy import (
     weighted_losses,
 )
 from rltransformers.policies.observed import ObservationOptions
-from rltransformers.policies.own_policies import over
+from rltransformers.policies.own_policies import decay_groups, over
 from rltransformers.policies.registered import check_alike
 
 
@@ -170,7 +170,7 @@ class GTrXLQPolicy(MemoryPolicy):
         self.later_net = nn.Linear(latent, self.action_head.linear.out_features) if later else None
         # Adam's own epsilon: errors of Q-learning are as small as rewards, where a larger one takes the steps away.
         options: dict[str, Any] = {"fused": True} | dict(optimizer_kwargs or {})
-        self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), **options)
+        self.optimizer = torch.optim.Adam(decay_groups(self, self.parameters()), lr=lr_schedule(1.0), **options)
         self.learned = list(self.parameters())
         self.target = self._slow_copy()
 
@@ -182,7 +182,7 @@ class GTrXLQPolicy(MemoryPolicy):
         """As for ``GTrXLPolicy``; the target network copies ``actor``, ``action_hidden`` and ``action_head``."""
         check_alike(self, f"policy {type(self).__name__}")
         self.learned = [each for name, each in self.named_parameters() if not name.startswith("target.")]
-        self.optimizer = over(self.optimizer, self.learned)
+        self.optimizer = over(self.optimizer, decay_groups(self, self.learned))
         self.target = self._slow_copy()
 
     def _read(

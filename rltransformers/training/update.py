@@ -115,7 +115,7 @@ def descend(
     optimizer.zero_grad()
     loss.backward()
     sharing.sum_in_place(
-        parameter.grad for parameter in optimizer.param_groups[0]["params"] if parameter.grad is not None
+        each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None
     )
     norm = nn.utils.clip_grad_norm_(parameters, max_norm)
     optimizer.step()

@@ -59,6 +59,8 @@ def earlier(rows: Float[Tensor, "B T H N"], tokens: int) -> Float[Tensor, "B T H
 class Forget(Part):
     """``sum_(s < j <= t) log f_j`` with ``f_j = sigmoid(w h_j + b)`` per head."""
 
+    no_decay = ("gate.bias",)
+
     scores_tokens = True
 
     def __init__(self, dims: Dims, options: Options) -> None:

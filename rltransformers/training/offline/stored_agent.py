@@ -45,6 +45,7 @@ from rltransformers.policies.decider import ActingMode, Decider
 from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.observations import StateWatch
 from rltransformers.policies.observed import Encoding, read_observation
+from rltransformers.policies.own_policies import decay_groups
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting, DecisionMachine
@@ -127,8 +128,9 @@ class StoredDecisionTransformer:
         self._critic: CriticLearner | None = None
         if settings.critic is not None and settings.critic_options is not None:
             self._critic = CriticLearner(self.policy, settings.critic, settings.critic_options, summary)
+        groups = decay_groups(self.policy, self.policy.actor_parameters())
         self._optimizer = torch.optim.AdamW(
-            self.policy.actor_parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+            groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         if settings.acting == "compiled":
             self.policy.machine_code = DecisionMachine()
