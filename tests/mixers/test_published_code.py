@@ -289,7 +289,7 @@ def test_retention_is_that_of_flash_linear_attention() -> None:
         turn = torch.exp(1j * torch.arange(TIME)[:, None] * 10_000.0 ** (-torch.arange(2) / 2))
         pairs = (torch.complex(*each.unflatten(-1, (2, 2)).unbind(-1)) * turn for each in (q, k))
         q, k = (torch.view_as_real(each).flatten(-2) for each in pairs)
-        return ours.output(code.naive_retention(q, k, v), x)
+        return ours.out(code.naive_retention(q, k, v), x)
 
     agree(ours, theirs)
 
@@ -303,7 +303,7 @@ def test_gated_linear_attention_is_that_of_flash_linear_attention() -> None:
         log_decay = nn.functional.logsigmoid(ours.rates(x)).unflatten(-1, (HEADS, -1)) / 16
         read = code.naive_recurrent_gla(q, k, v, log_decay)
         read = read[0] if isinstance(read, tuple) else read
-        return ours.output(read.transpose(1, 2), x)
+        return ours.out(read.transpose(1, 2), x)
 
     agree(ours, theirs)
 
