@@ -187,6 +187,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 FIELDS_BESIDE: dict[str, dict[str, Any]] = {
     "memory_kind.memorizing.layer": {"layers": 3},
     "mixer.slstm.units": {"heads": 1},
+    "head_mixing.differential.initial": {"heads": 4},
     "losses.exits.slack": {"depth": {"name": "calm", "confidence": "classifier"}},
 }
 
