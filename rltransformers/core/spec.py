@@ -93,7 +93,6 @@ class Feature(Enum):
     SHARED = "one layer that is applied again and again"
     HALTING = "tokens that halt"
     TIES = "scores that are the same for many keys"
-    FADING = "rows that fade with every token"
     LAYER_SIGNALS = "signals that are added before every layer"
     INVERSE = "streams that are rebuilt in the backward pass"
     HEAD_PATTERNS = "a pattern per head"

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rltransformers import laws
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.selections.sinkhorn import Sinkhorn
 from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError
-from rltransformers.laws import EXACT, perturbed
+from rltransformers.laws import EXACT, Case, perturbed
 from tests.attention.rows import config_of
 
 TIME, BLOCK = 14, 3
@@ -90,3 +91,12 @@ def test_a_memory_shorter_than_two_blocks_is_refused() -> None:
         config_of({"selection": {"name": "sinkhorn", "block": 8}, "memory": 7})
     config_of({"selection": {"name": "sinkhorn", "block": 8}, "memory": 15})
     config_of({"selection": {"name": "sinkhorn", "block": 4}, "memory": 7})
+
+
+def test_what_came_before_an_episode_fades_no_row_that_stands_for_no_token() -> None:
+    """Where a block has nothing before it, the learned row lies in front of the episode for forget gates."""
+    forget = {"name": "forget", "bias": 0.0}
+    backbone, _, _ = sorted_blocks(prior=forget, memory=8, layers=2)
+    case = Case.of(backbone)
+    laws.split_invariance(case, [[10, 2, 11], [2, 2, 1, 1, 1, 1, 4, 11]])
+    laws.episode_isolation(case)

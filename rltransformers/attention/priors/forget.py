@@ -84,9 +84,10 @@ class Forget(Part):
             return lost_by_distance(log_f, log_f.new_zeros(len(h), self.heads, 0)), {}
         before, tokens = state["lost"], call.tokens
         lost = lost_by_distance(log_f, before.to(log_f.dtype))
-        after = tokens.last(lost[..., 1:-1], before)
-        absent = torch.arange(1, before.shape[-1] + 1, device=h.device) > tokens.last_position()[:, None, None]
-        return lost, {"lost": after.masked_fill(absent, 0.0).to(before.dtype)}
+        # A row in front of the episode stands for no token: it has lost nothing, whatever came there.
+        absent = torch.arange(lost.shape[-1], device=h.device) > tokens.p[..., None]
+        lost = lost.masked_fill(absent[:, :, None], 0.0)
+        return lost, {"lost": tokens.last(lost[..., 1:-1], before).to(before.dtype)}
 
 
 SPEC = Spec(
@@ -97,8 +98,9 @@ SPEC = Spec(
         family="EXPL",
         state="H window",
         causal_form="biases start at 5, in the authors' code at 0; what lies behind the window, first tokens and "
-        "compressed rows, has lost what its oldest row has; keys of a store lose nothing",
+        "compressed rows, has lost what its oldest row has, a mixture of rows what the row at its place has; keys of a "
+        "store, and rows that stand for no token, lose nothing",
     ),
-    offers=(Feature.FADING,), needs=(Feature.LOGITS,),
+    needs=(Feature.LOGITS,),
     formula="l_ts + sum_(s < j <= t) log f_j, f_j = sigmoid(w h_j + b)",
 )  # fmt: skip

@@ -124,7 +124,6 @@ SPEC = Spec(
         Refusal(Feature.CARRY, "the mixed rows that a layer reads are not those of the next one"),
         Refusal(Feature.CHOICE, "blocks choose the keys of a query themselves"),
         Refusal(Feature.REACH, "it mixes everything that the memory holds"),
-        Refusal(Feature.FADING, "rows of several tokens are mixed, which have faded by different amounts"),
     ),
     formula="R_uw = softmax_(w < u)(psi_u A phi_w / (temperature sqrt(Dh))), K'_u = sum_w R_uw K_w; "
     "one softmax over [K'_u; own block]",
