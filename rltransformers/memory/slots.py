@@ -74,7 +74,7 @@ class SlotMemory(RowMemory):
         shapes = {
             **super().shapes(form),
             "slots": (self.count, self.width),
-            "unfinished": (self.block - 1, self.width),
+            "block": (self.block - 1, self.width),
         }
         return shapes if form is Form.TRAINING else {**shapes, "slot_keys": (self.count, self.key_width)}
 
@@ -90,15 +90,17 @@ class SlotMemory(RowMemory):
     def forward(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
         seen = super().forward(x, keys, state, call, project)
         tokens, time, count, block = call.tokens, x.shape[1], self.count, self.block
+        if time == 1 and "key_ring" in state and tokens.length is None:
+            return self.act(seen, x, state, call, project)
         # Of the blocks that wrote the slots, and of those that the call finishes, and their episode positions.
         ends, done = ends_of_slots(tokens.p, tokens.before, block, block, count)
         old, new = ends[:, :count], ends[:, count:]
         last = torch.cat([tokens.before[:, None] + 1 + old, tokens.p.gather(1, new.clamp(max=time - 1))], 1)
 
-        rows = with_past(state["unfinished"], x)
+        rows = with_past(state["block"], x)
         index = (new[..., None] + block - 1 - windows.descending(block, x.device)).clamp(max=rows.shape[1] - 1)
         blocks = windows.take_rows(rows, index.flatten(1)).unflatten(1, index.shape[1:])
-        slots = self.written(state["slots"], blocks, (last[:, count:] + 1) // block - 1)
+        slots = self.write(state["slots"], blocks, (last[:, count:] + 1) // block - 1)
         if "slot_keys" in state:
             slot_keys = with_past(state["slot_keys"], project(slots[:, count:], lambda: last[:, count:]))
         else:
@@ -110,31 +112,49 @@ class SlotMemory(RowMemory):
         for name, each in (("slots", slots), ("slot_keys", slot_keys)):
             if name in state:
                 seen.state[name] = windows.take_rows(each, order).masked_fill(absent, 0.0).to(state[name].dtype)
-        seen.state["unfinished"] = newest_rows(rows, state["unfinished"], tokens)
+        seen.state["block"] = newest_rows(rows, state["block"], tokens)
 
-        shown = count + -(-(time - 1) // block)  # the last token reads nothing that it finishes itself
-        distance = torch.arange(time, device=x.device)[:, None] - ends[:, None, :shown]
-        place = tokens.p % block
-        edge = torch.minimum(tokens.p, place + 1 + block * (count - 1))
-        visible = (distance > place[..., None]) & (distance <= edge[..., None])
-        group = Group(slot_keys[:, :shown], At(distance, visible, self.farthest))
+        readable = count + -(-(time - 1) // block)  # the last token reads nothing that it finishes itself
+        distance = torch.arange(time, device=x.device)[:, None] - ends[:, None, :readable]
+        near = tokens.p % block + 1
+        edge = torch.minimum(tokens.p, near + block * (count - 1))
+        visible = (near[..., None] <= distance) & (distance <= edge[..., None])
+        group = Group(slot_keys[:, :readable], At(distance, visible, self.farthest))
         return Remembered((group, *seen.past), seen.state)
 
-    def written(
+    def act(self, seen: Remembered, x: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
+        """The same for one token. Every stream computes what its block would write; most keep what they have."""
+        p, count, block = call.tokens.p, self.count, self.block
+        if ("slots", count, block) not in call.made:  # the same in all layers
+            done, order = (p + 1) // block, torch.arange(count, device=p.device)
+            distance = (p % block + 1)[..., None] + block * windows.descending(count, p.device)
+            absent, ends = (order < count - done)[..., None], (p % block == block - 1)[..., None]
+            place = At(distance, distance <= p[..., None], self.farthest)
+            call.made["slots", count, block] = done, absent, ends, place
+        done, absent, ends, place = call.made["slots", count, block]
+        rows = with_past(state["block"], x)
+        new = self.write(state["slots"], rows[:, None], done - 1)[:, count:]
+        for name, each in (("slots", new), ("slot_keys", project(new, lambda: p))):
+            next_slots = torch.cat([state[name][:, 1:], each.to(state[name].dtype)], 1)
+            seen.state[name] = torch.where(ends, next_slots, state[name]).masked_fill(absent, 0.0)
+        seen.state["block"] = newest_rows(rows, state["block"], call.tokens)
+        return Remembered((Group(state["slot_keys"], place), *seen.past), seen.state)
+
+    def write(
         self, slots: Float[Tensor, "B K D"], blocks: Float[Tensor, "B n b D"], number: Int[Tensor, "B n"]
     ) -> Float[Tensor, "B m D"]:
         """The slots, and behind them what the blocks with these numbers in their episodes write.
 
         A block rewrites what the one K blocks before it wrote, so that K blocks are written at once.
         """
-        found = [slots]
+        versions = [slots]
         for blocks_of, number_of in zip(blocks.split(self.count, 1), number.split(self.count, 1), strict=True):
             filled = (number_of >= self.count)[..., None]
             start = self.start[number_of.clamp(0, self.count - 1)]
-            old = torch.where(filled, found[-1][:, : number_of.shape[1]], start)
+            old = torch.where(filled, versions[-1][:, : number_of.shape[1]], start)
             new = self.norm(old + self.read(old, blocks_of))
-            found.append(torch.where(filled, old + self.blend * (new - old), new))
-        return torch.cat(found, 1)
+            versions.append(torch.where(filled, old + self.blend * (new - old), new))
+        return torch.cat(versions, 1)
 
     def read(self, slots: Float[Tensor, "B n D"], blocks: Float[Tensor, "B n b D"]) -> Float[Tensor, "B n D"]:
         """What every slot reads from the tokens of its block, which are normalized.

@@ -118,7 +118,7 @@ def rows_of_block(reader: Reader, tokens: Rows, prepared: Rows) -> dict[str, Ten
     """Inputs of the window, and as many as a block is made from but for one."""
     count = reader.options("memory_kind").block - 1
     newest = [torch.zeros(reader.width)] * count + tokens
-    return {**twins.layer_inputs(reader, tokens, prepared), "unfinished": torch.stack(newest[len(newest) - count :])}
+    return {**twins.layer_inputs(reader, tokens, prepared), "block": torch.stack(newest[len(newest) - count :])}
 
 
 def newest_slots(reader: Reader, slots: Rows, count: int) -> dict[str, Tensor]:
