@@ -36,7 +36,7 @@ from rltransformers.core.ranges import check, describe
 from rltransformers.core.record import Probe
 from rltransformers.core.spec import WEIGHT, Choice, Feature, Loss, NoOptions, Refusal, Size, Spec, Traits, Unread
 from rltransformers.functional.call import Call, Tokens, chosen
-from rltransformers.functional.channels import channel_delta_sums, channel_sums
+from rltransformers.functional.channels import channel_delta_sums, channel_sums, rank_one_sums
 from rltransformers.functional.delta import delta_products, delta_sums
 from rltransformers.functional.keys import At, Group, Past
 from rltransformers.functional.recurrences import causal_sums, exponential_attention, kernel_attention
@@ -59,7 +59,7 @@ __all__ = [
     "Residual", "RowMemory", "RowMixer", "Rule", "Score", "Selected", "ShortConvolution", "Size", "Spec", "Stage",
     "StateMixer", "Store", "StoreOptions", "Tokens", "Traits", "Unread", "View", "bias_of_steps", "causal_sums",
     "channel_delta_sums", "channel_sums", "chosen", "complex_scan", "delta_products", "delta_sums",
-    "exponential_attention", "kernel_attention", "register", "running_max", "scan", "unit_length",
+    "exponential_attention", "kernel_attention", "rank_one_sums", "register", "running_max", "scan", "unit_length",
 ]  # fmt: skip
 
 TABLES: Mapping[str, Mapping[str, Spec]] = {

@@ -60,6 +60,42 @@ def channel_delta_sums(
     return out.flatten(2, 3)[:, :, : value.shape[2]], state
 
 
+def rank_one_sums(
+    query: Float[Tensor, "B H T F"],
+    key: Float[Tensor, "B H T F"],
+    value: Float[Tensor, "B H T V"],
+    read: Float[Tensor, "B H T F"],
+    write: Float[Tensor, "B H T F"],
+    state: Float[Tensor, "B H F V"],
+    tokens: Tokens,
+    log_decay: Float[Tensor, "B H T F"],
+    chunk: int = CHUNK,
+) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H F V"]]:
+    """``query_t @ S_t`` with ``S_t = S + key_t value_t^T - write_t (read_t @ S)^T``, where S has decayed.
+
+    As in ``channel_delta_sums``, which this becomes where ``read`` is the key there, ``key`` and ``write`` are ``rate``
+    times it: ``S = diag(exp(log_decay_t)) S_(t-1)``. Source: RWKV-7 (arXiv 2503.14456), whose tokens remove what they
+    find under one key, and write under another one. What a token finds is a value of every earlier token of its chunk,
+    and what that one removed: a triangular system.
+    """
+    with torch.autocast(value.device.type, enabled=False):
+        q, k, v, decay, state = _in_chunks(query, key, value, log_decay, state, tokens, chunk)
+        if tokens.length is not None:
+            write = write.masked_fill(~tokens.valid()[:, None, :, None], 0.0)
+        reads, writes = (in_chunks(x.to(k.dtype), *k.shape[2:4]) for x in (read, write))
+        both = torch.stack([q, reads])
+        of_keys, _, keys, _ = decayed_products(both, k, decay)
+        of_writes, rows, ends, over = decayed_products(both, writes, decay)
+        later = k.new_ones(k.shape[-2], k.shape[-2], dtype=torch.bool).tril(-1)
+        values = of_keys[1].masked_fill(~later, 0.0) @ v
+        new = keys.transpose(-1, -2) @ v
+        out, state = corrected_sums(
+            of_writes[0], of_writes[1], rows[0], rows[1], ends, None, over, -values, None, state, new
+        )
+        out = out + of_keys[0] @ v
+    return out.flatten(2, 3)[:, :, : value.shape[2]], state
+
+
 def decayed_products(
     q: Float[Tensor, "*a C F"], k: Float[Tensor, "*b C F"], decay: Float[Tensor, "*b C F"]
 ) -> tuple[Float[Tensor, "*a C C"], Float[Tensor, "*a C F"], Float[Tensor, "*b C F"], Float[Tensor, "*b F 1"]]:

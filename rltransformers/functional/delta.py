@@ -84,8 +84,9 @@ def corrected_sums(
     keep: Bool[Tensor, "B N"] | None,
     over: Float[Tensor, "B H N #F 1"] | None,
     value: Float[Tensor, "B H N C V"],
-    rate: Float[Tensor, "B H N C 1"],
+    rate: Float[Tensor, "B H N C 1"] | None,
     state: Float[Tensor, "B H F V"],
+    extra: Float[Tensor, "B H N F V"] | None = None,
 ) -> tuple[Float[Tensor, "B H N C V"], Float[Tensor, "B H F V"]]:
     """The delta rule, from what every token sees after all decays.
 
@@ -95,18 +96,23 @@ def corrected_sums(
         queries, keys: the token's, by which it reads the state in front of its chunk.
         ends: its key in the state behind the chunk.
         keep, over: what the chunk leaves of the state in front of it, see ``rest_of``.
-        value, rate: the token's.
+        value, rate: the token's; None for rates of 1.
         state: in front of the first chunk.
+        extra: what a chunk leaves in the state behind it besides its corrections.
     """
     later = of_keys.new_ones(of_keys.shape[-2:], dtype=torch.bool).tril(-1)
-    system = (rate * of_keys).masked_fill(~later, 0.0)
-    solved = solve_unit_lower(system, rate * torch.cat([value, keys], -1))
+    right = torch.cat([value, keys], -1)
+    if rate is not None:
+        of_keys, right = rate * of_keys, rate * right
+    solved = solve_unit_lower(of_keys.masked_fill(~later, 0.0), right)
     values, reads = solved.split([value.shape[-1], keys.shape[-1]], -1)  # corrections = values - reads @ state
     ends, starts, corrections = ends.transpose(-1, -2), [], []
     for n in range(value.shape[2]):
         starts.append(state)
         corrections.append(values[:, :, n] - reads[:, :, n] @ state)
         state = rest_of(state, n, keep, over) + ends[:, :, n] @ corrections[-1]
+        if extra is not None:
+            state = state + extra[:, :, n]
     return of_queries @ torch.stack(corrections, 2) + queries @ torch.stack(starts, 2), state
 
 

@@ -13,7 +13,7 @@ SCORES = (
     "span: adaptive adaptive_dynamic; losses: span"
 )
 STATES = "mixer: linear performer rfa fast_weight set_transformer luna clustered linformer_prefix average light_conv"
-STATES += " gated_deltanet mlstm kda"
+STATES += " gated_deltanet mlstm kda rwkv7"
 STATES += " gru lstm slstm"
 STATES += " agalite galite"
 STATES += " min_gru min_lstm lru rg_lru s5 ffm shm"
@@ -22,7 +22,7 @@ NO_SCORES = f"{STATES} nystrom"
 SLOTS = "mixer: memory_compressed linformer"
 SLOTS += " informer poolingformer"
 NO_SCORES += " csalr"
-VALUES = "mixer: average light_conv mlstm gru lstm slstm min_gru min_lstm lru rg_lru s5 ffm mamba2"
+VALUES = "mixer: average light_conv mlstm gru lstm slstm min_gru min_lstm lru rg_lru s5 ffm mamba2 rwkv7"
 TAPS = "mixer: dynamic_conv gmlp"
 LOGITS = (
     "selection: topk routing; prior: realformer lazyformer predictive forget; head_mixing: talking; losses: commitment"
@@ -229,7 +229,6 @@ REFUSED: list[tuple[str, str, str]] = [
         "edges to everything that the memory holds",
     ),
     ("selection: sinkhorn", "prior: realformer", "are not those of the next one"),
-    ("selection: sinkhorn", "prior: forget", "faded by different amounts"),
     ("selection: sinkhorn sac", "losses: commitment", "has nothing to act on"),
     # What heads agree on, and where they look, is read from explicit weights.
     ("losses: disagreement pattern", f"{NO_SCORES}; {TAPS}; {SLOTS}", "the logits of all pairs"),
