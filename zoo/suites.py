@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -451,7 +451,7 @@ def _value(value: Any, hint: Any, place: str) -> Any:
         matching = [each for each in arguments if _is(value, get_origin(each) or each)]
         if matching:
             return _value(value, matching[0], place)
-    elif hint is Any or (origin is None and _is(value, hint)):
+    elif hint is Any or (origin is Literal and value in arguments) or (origin is None and _is(value, hint)):
         return value
     raise ConfigError(f"{place}: expected {_name(hint)}, got {value!r}")
 

@@ -128,6 +128,10 @@ def test_programs_that_a_suite_names_want_trust(
         ({"aims": [{"most": 1, "target": 30}]}, "about target return 30; evaluation.target_returns are"),
         ({"transfers": {"far": {"kwarg": {}}}}, "far: unknown setting kwarg; did you mean 'kwargs'"),
         ({"transfers": {"far": {"episodes": 49}}}, "far: episodes is 49; .* at least 50"),
+        (
+            {"transfers": {"far": {"acting": "slow"}}},
+            r"far: acting: expected Literal\['eager', 'compiled'\], got 'slow'",
+        ),
         ({"transfers": {"far": {}}, "aims": [{"least": 1, "transfer": "fat"}]}, "no transfer 'fat'; did you mean"),
         ({"aims": [{"least": 1, "transfer": "far", "target": 3}]}, "leave score and target out"),
         ({"baseline": "LSTM"}, "no variant 'LSTM'"),
