@@ -10,6 +10,8 @@ width, V value width, D model width.
 """
 
 import functools
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Columns, beside, by_head
 from rltransformers.attention.roles import HandUp, Heads, View
 from rltransformers.functional import windows
-from rltransformers.functional.call import Call
+from rltransformers.functional.call import EVERY, Call
 from rltransformers.functional.keys import At, slots_of
 from rltransformers.functional.modules import dropout, keep_factor
 from rltransformers.functional.windows import FEW_TOKENS
@@ -235,6 +237,30 @@ def add_metrics(weights: Float[Tensor, "B H T S"], columns: Columns, empty: Floa
     index = distance.transpose(0, 1).flatten(1)
     mass = mass.scatter_add_(1, index, (weights * valid[..., None]).transpose(0, 1).flatten(1))
     probe.lookback(mass / valid.sum().clamp(min=1))
+
+
+def in_one(
+    engine: Callable[..., Tensor],
+    plan: Plan,
+    query: Float[Tensor, "B H T K"],
+    groups: list[Heads],
+    scores: Float[Tensor, "..."] | None,
+    columns: Columns,
+    early: slice,
+    training: bool,
+) -> Float[Tensor, "B H T V"]:
+    """``fused`` or ``banded`` over the keys of all groups side by side, for the queries of the tokens ``early``."""
+    k, v = groups[0].k, groups[0].v
+    if len(groups) > 1:
+        k, v = torch.cat([group.k for group in groups], 2), torch.cat([group.v for group in groups], 2)
+    if k.shape[1] == 1 and (engine is banded or query.shape[2] > 1):  # one key of all heads, which one token shares
+        k, v = (rows.expand(-1, query.shape[1], -1, -1) for rows in (k, v))
+    if early != EVERY:
+        columns = replace(columns, mask=columns.mask[:, :, early])
+    rate = plan.dropout if training else 0.0
+    if engine is banded:
+        return banded(query, k, v, scores, columns.mask, rate)
+    return fused(query, k, v, scores, columns, rate, plan.score.sink)
 
 
 def fused(

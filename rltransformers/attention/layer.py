@@ -1,7 +1,7 @@
 """Attention over groups of key rows: project, split into heads, let an engine compute, join the heads.
 
 Axes: B batch, H heads, G key-value heads, T tokens, N key rows of a group, L distances, K head width, V value width,
-E = G (K + V), f pairs of channels that turn. Long calls are cut into blocks with memory rows of their own.
+E = G (K + V). Long calls are cut into blocks with memory rows of their own.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from rltransformers.attention import engines
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Columns, allowed_at, block_of, columns_of, constants_of
-from rltransformers.attention.roles import HandUp, Heads, View, joined_heads, joint_values
+from rltransformers.attention.roles import HandUp, Heads, View, joined_heads, joint_values, turn_rows
 from rltransformers.functional import windows
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.functional.keys import Group, Past, Rows, cut_past
 from rltransformers.mixers.interface import Dims, Mixed, RowMixer
-from rltransformers.positions.interface import BY_PLACE, Acts, Position, at_places
+from rltransformers.positions.interface import BY_PLACE, Acts, at_places
 
 OF_KEYS_AND_VALUES = Acts.KEY_SCORE | Acts.LABEL | Acts.VALUE
 FEW_QUERIES = 8  # up to here PyTorch's kernel is faster: it reads keys where they lie, not moved head by head
@@ -55,15 +55,12 @@ class Attention(RowMixer):
 
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
         """Queries, and keys and values side by side, not turned."""
-        query, keys = self.score.rows(F.linear(h, self.project.weight, self.project.bias), h)
-        norm = self.score.norm
-        return (query, keys) if norm is None else (norm.queries(query), self.score.with_keys(keys, norm.keys))
+        return self.score.normal_rows(F.linear(h, self.project.weight, self.project.bias), h)
 
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
         """Keys and values side by side, not turned."""
-        bias, own, norm = self.project.bias, self.score.own, self.score.norm
-        keys = self.score.key_rows(F.linear(h, self.project.weight[own:], None if bias is None else bias[own:]))
-        return keys if norm is None else self.score.with_keys(keys, norm.keys)
+        bias, own = self.project.bias, self.score.own
+        return self.score.normal_keys(F.linear(h, self.project.weight[own:], None if bias is None else bias[own:]))
 
     def placed_queries(self, query: Float[Tensor, "B T Q"], p: Int[Tensor, "B T"]) -> Float[Tensor, "B T R"]:
         """Queries with the projected code, or the channels, of their positions."""
@@ -182,20 +179,9 @@ class Attention(RowMixer):
             content, groups = turn_rows(self.position, content, groups, self.horizon, call)
         if engine is None:
             out, handed = self.weigh(content, groups, scores, listed, View(h, columns, below), call)
-            return self.score.of_latents(out) if absorbs else out, handed
-        k, v = groups[0].k, groups[0].v
-        if len(groups) > 1:
-            k, v = torch.cat([group.k for group in groups], 2), torch.cat([group.v for group in groups], 2)
-        if absorbs and not shares:
-            k, v = k.expand(-1, self.dims.heads, -1, -1), v.expand(-1, self.dims.heads, -1, -1)
-        if early != EVERY:
-            columns = replace(columns, mask=columns.mask[:, :, early])
-        rate = plan.dropout if self.training else 0.0
-        if engine is engines.banded:
-            out = engines.banded(content, k, v, scores, columns.mask, rate)
         else:
-            out = engines.fused(content, k, v, scores, columns, rate, self.score.sink)
-        return self.score.of_latents(out) if absorbs else out, None
+            out, handed = engines.in_one(engine, plan, content, groups, scores, columns, early, self.training), None
+        return self.score.of_latents(out) if absorbs else out, handed
 
     def engine(
         self, q: Tensor, past: Past, scores: Tensor | None, columns: Columns, call: Call
@@ -252,9 +238,8 @@ class Attention(RowMixer):
     def split(self, rows: Float[Tensor, "B *T N E"], shares: bool = False) -> tuple[Tensor, Tensor]:
         """Keys [B, H, *T, N, K] and values [B, H, *T, N, V]; [B, G, ...] where heads of queries share them."""
         k, v = self.score.split(rows)
-        heads, joint = self.dims.heads, self.joint
-        if joint > 1:
-            v = joint_values(v, joint)
+        heads = self.dims.heads
+        v = v if self.joint == 1 else joint_values(v, self.joint)
         if shares or k.shape[1] == v.shape[1] == heads:
             return k, v
         return k.repeat_interleave(heads // k.shape[1], 1), v.repeat_interleave(heads // v.shape[1], 1)
@@ -272,17 +257,3 @@ class Attention(RowMixer):
         """Let the chooser learn between collecting and learning."""
         if self.chooser is not None:
             self.chooser.maintain()
-
-
-def turn_rows(
-    position: Position, q: Float[Tensor, "B H T K"], groups: list[Heads], horizon: int, call: Call
-) -> tuple[Float[Tensor, "B H T K"], list[Heads]]:
-    """Turn queries and keys by how far they lie behind the last token of the call; only differences matter."""
-
-    def circle(behind: Int[Tensor, "*n"]) -> Float[Tensor, "*n 2 f"]:
-        table = call.tables.get(f"{call.place}.circle")
-        return position.circle(behind, q) if table is None else table[behind.clamp(0, len(table) - 1)]
-
-    behind = windows.descending(q.shape[2], q.device)
-    keys = [position.turn(group.k, circle(group.distance_back(behind, horizon + 1))) for group in groups]
-    return position.turn(q, circle(behind)), [replace(group, k=k) for group, k in zip(groups, keys, strict=True)]

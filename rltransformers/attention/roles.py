@@ -2,7 +2,8 @@
 
 Axes: B batch, H heads, G key-value heads, T tokens, N keys of a group, S keys of all groups side by side, C chosen
     keys, L distances, D model width, K head width, V value width, Q and E numbers of a query row and of a key row, O
-    numbers that the projection makes of a layer input, R rows of all groups one after the other.
+    numbers that the projection makes of a layer input, R rows of all groups one after the other, f pairs of channels
+    that turn.
 
 The order inside one layer: scores of content, multiplied by distance (positions), plus those by distance (positions,
 priors), for all queries alike or for each; changes of the unmasked logits (a cap of the score, talking heads, then the
@@ -11,7 +12,7 @@ sink in its sum; changes of the weights (spans, talking heads); dropout; values.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 from typing import Any
 
@@ -27,6 +28,7 @@ from rltransformers.functional import windows
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import At, Past, Place, Ring, Rows
 from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Position
 
 
 class Stage(Flag):
@@ -253,6 +255,20 @@ def joined_heads(mixed: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T HV"]:
     return mixed.transpose(1, 2).reshape(batch, time, heads * width)
 
 
+def turn_rows(
+    position: Position, q: Float[Tensor, "B H T K"], groups: list[Heads], horizon: int, call: Call
+) -> tuple[Float[Tensor, "B H T K"], list[Heads]]:
+    """Turn queries and keys by how far they lie behind the last token of the call; only differences matter."""
+
+    def circle(behind: Int[Tensor, "*n"]) -> Float[Tensor, "*n 2 f"]:
+        table = call.tables.get(f"{call.place}.circle")
+        return position.circle(behind, q) if table is None else table[behind.clamp(0, len(table) - 1)]
+
+    behind = windows.descending(q.shape[2], q.device)
+    keys = [position.turn(group.k, circle(group.distance_back(behind, horizon + 1))) for group in groups]
+    return position.turn(q, circle(behind)), [replace(group, k=k) for group, k in zip(groups, keys, strict=True)]
+
+
 class Score(Part):
     """How queries meet keys: by scaled dot products, unless a method says otherwise.
 
@@ -296,6 +312,17 @@ class Score(Part):
     def key_rows(self, made: Float[Tensor, "B *n X"]) -> Float[Tensor, "B *n E"]:
         """Key rows of what the projection makes besides the queries' own."""
         return made
+
+    def normal_rows(self, made: Float[Tensor, "B T O"], h: Float[Tensor, "B T D"]) -> tuple[Tensor, Tensor]:
+        """Query rows and key rows, normalized where the score has a norm."""
+        query, keys = self.rows(made, h)
+        norm = self.norm
+        return (query, keys) if norm is None else (norm.queries(query), self.with_keys(keys, norm.keys))
+
+    def normal_keys(self, made: Float[Tensor, "B *n X"]) -> Float[Tensor, "B *n E"]:
+        """Key rows alone, normalized where the score has a norm."""
+        keys = self.key_rows(made)
+        return keys if self.norm is None else self.with_keys(keys, self.norm.keys)
 
     def split_queries(self, query: Float[Tensor, "B T Q"]) -> Float[Tensor, "B H T K"]:
         """Queries head by head."""
@@ -375,11 +402,8 @@ class Score(Part):
         prepare: Callable[[Tensor], Tensor],
     ) -> Float[Tensor, "B T X"]:
         """Values that queries of ``h`` read from ``rows`` by content, heads side by side; ``prepare``: by a chooser."""
-        query, _ = self.rows(F.linear(h, weight, bias), h)
-        keys = self.key_rows(F.linear(rows, weight[self.own :], bias[self.own :]))
-        if self.norm is not None:
-            query, keys = self.norm.queries(query), self.with_keys(keys, self.norm.keys)
-        k, v = self.split(keys)
+        query, _ = self.normal_rows(F.linear(h, weight, bias), h)
+        k, v = self.split(self.normal_keys(F.linear(rows, weight[self.own :], bias[self.own :])))
         repeats = [self.dims.heads // part.shape[1] for part in (k, v)]
         k, v = (part.repeat_interleave(n, 1) for part, n in zip((prepare(k), v), repeats, strict=True))
         group, visible = Heads(k, v, Rows()), seen[:, None, None]
