@@ -286,10 +286,10 @@ def check_optimizer(
     parameters = [each for group in groups for each in group["params"]]
     stored = check(stored, Mapping[str, Any], name)
     stored_groups = check(stored["param_groups"], Sequence[Mapping[str, Any]], f"{name}.param_groups")
+    rates = [check(group["lr"], NonNegativeNumber, f"{name}.lr") for group in stored_groups]
     sizes, stored_sizes = ([len(group["params"]) for group in each] for each in (groups, stored_groups))
     if stored_sizes != sizes:
         raise CheckpointError(f"{name} is of {_added(stored_sizes)} parameters, here are {_added(sizes)}")
-    rate = check(stored_groups[0]["lr"], NonNegativeNumber, f"{name}.lr")
     moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if groups[0]["amsgrad"] else [])]
     for index, state in check(stored["state"], Mapping[int, Any], f"{name}.state").items():
         if not 0 <= index < len(parameters):
@@ -297,7 +297,7 @@ def check_optimizer(
         parameter = parameters[index]
         expected = {"step": torch.zeros(())} | dict.fromkeys(moments, parameter)
         check_same(state, expected, f"{name}.state.{index}")
-    return stored["state"], rate
+    return stored["state"], rates[0]
 
 
 def _added(sizes: Sequence[int]) -> str:

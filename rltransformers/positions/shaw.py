@@ -31,7 +31,7 @@ class Shaw(Position):
         if options.values and sizes.value_dim != sizes.head_dim:
             raise ConfigError(
                 f"position 'shaw' adds to values and needs value_dim ({sizes.value_dim}) equal to the head width "
-                f"({sizes.head_dim}); write {{name: shaw, values: false}} or set value_dim to {sizes.head_dim}"
+                f"({sizes.head_dim}); write {{name: shaw, values: false}} or set position to 't5'"
             )
         self.max_distance = options.max_distance
         self.acts = Acts.SCORE | Acts.VALUE if options.values else Acts.SCORE
