@@ -362,6 +362,13 @@ PRESETS: dict[str, Preset] = {
         f"keys, there the first quarter (`dims`); {_SWIGLU} and one of a mixture of experts; heads do not share keys "
         "(`kv_heads`); with fewer than four layers set `mixer`",
     ),
+    "kimi": Preset(
+        {"layers": 4, "mixer": ["kda", "kda", "kda", "softmax"], "head_mixing": "mla", "memory_kind": "cache",
+         "position": "none", "norm": "rms", "final_norm": True, "ff": {"name": "glu", "activation": "silu"}},
+        "Kimi Team 2025, arXiv 2510.26692",
+        "every fourth layer attends to the memory, there to everything so far; "
+        f"{_SWIGLU} and one of a mixture of experts; with fewer than four layers set `mixer`",
+    ),
     "retnet": Preset(
         {"mixer": "retention", "final_norm": True, "ff": {"name": "ffn", "activation": "gelu"}},
         "Sun et al. 2023, arXiv 2307.08621",

@@ -149,7 +149,7 @@ def played(model: Agent) -> list[list[float]]:
 
 BETWEEN_LAYERS = (
     *("universal_act", "realformer", "reversible"),
-    *("predictive", "lazyformer", "calm", "depth_adaptive", "hybrid", "griffin", "xlstm"),
+    *("predictive", "lazyformer", "calm", "depth_adaptive", "hybrid", "kimi", "griffin", "xlstm"),
 )
 """Presets whose mechanism lies between layers, or whose layers differ; of the others one shows all and takes half the
 time to write."""

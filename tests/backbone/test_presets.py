@@ -105,6 +105,7 @@ SOURCES = {
     "modern": Facts("pre_ln", False, True, False, "silu", ROOT_DH),  # transformers, Qwen3
     "fox": Facts("pre_ln", False, True, False, "silu", ROOT_DH, BERT),  # zhixuan-lin/forgetting-transformer
     "hybrid": Facts("pre_ln", False, True, False, "silu", None, BERT),  # transformers, Qwen3-Next
+    "kimi": Facts("pre_ln", False, True, False, "silu", None, BERT),  # moonshotai/Kimi-Linear
     "retnet": Facts("pre_ln", False, True, False, "gelu", None, XAVIER),
     "mamba2": Facts("pre_ln", False, True, False, None, None, TORCH),  # state-spaces/mamba, mixer_seq_simple.py
     "griffin": Facts("pre_ln", False, True, True, "gelu_tanh", None, "LeCun, normal"),  # google-deepmind/recurrentgemma

@@ -203,5 +203,6 @@ VARIANTS: dict[str, Row] = {
 # One layer of either kind: what the list repeats it repeats as it is.
 PRESET_ROWS: dict[str, Row] = {
     "hybrid": Row({"mixer": ["gated_deltanet", {"name": "softmax", "qk_norm": True}]}),
+    "kimi": Row({"mixer": ["kda", "softmax"]}),
     "griffin": Row({"mixer": ["rg_lru", "softmax"]}),
 }
