@@ -60,7 +60,7 @@ class RWKV7(StateMixer):
         super().__init__()
         self.heads, self.head_dim = dims.heads, dims.head_dim
         width, channels = dims.width, dims.heads * dims.head_dim
-        place, inside = evenly(0, 1 - 1 / width, width), torch.cat([evenly(-1, 1, dims.head_dim)] * dims.heads)
+        place, inside = evenly(0, 1 - 1 / width, width), evenly(-1, 1, dims.head_dim).expand(dims.heads, -1).flatten()
         among, spread = evenly(0, 1, channels), inside * inside.abs()
         self.shares = nn.ParameterDict({name: nn.Parameter(1 - place**power) for name, power in INPUTS.items()})
         self.query, self.key, self.value = (nn.Linear(width, channels, bias=False) for _ in range(3))
