@@ -5,6 +5,7 @@ Axes: B batch, T tokens, D width, H heads, R corrections per token, K and V widt
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Le
@@ -15,7 +16,19 @@ from rltransformers.functional.call import Call
 from rltransformers.functional.stages import GatedOutput, ShortConvolution, unit_length
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
-Taps = Annotated[int, Ge(0), Le(64)]
+
+@dataclass(frozen=True)
+class DeltaOptions:
+    """Options that all of them have.
+
+    Attributes:
+        negative_eigenvalues: rates of correction reach to 2 instead of 1: a token can turn the sign of what is read
+            under its key, which counting needs (Grazzi et al. 2024, arXiv 2411.12537).
+        conv: taps of the convolution in front of queries, keys and values; 0 for none.
+    """
+
+    negative_eigenvalues: bool = False
+    conv: Annotated[int, Ge(0), Le(64)] = 4
 
 
 class DeltaRule(StateMixer):
@@ -29,16 +42,18 @@ class DeltaRule(StateMixer):
         out: the stage behind.
     """
 
+    no_decay = ("log_scale", "step_bias")
+
     correct: Callable[..., tuple[Tensor, Tensor]]
     out: GatedOutput
 
-    def __init__(self, dims: Dims, conv: int, negative_eigenvalues: bool, count: int = 1) -> None:
+    def __init__(self, dims: Dims, options: DeltaOptions, count: int = 1) -> None:
         super().__init__()
-        self.dims, self.count, self.top = dims, count, 2.0 if negative_eigenvalues else 1.0
+        self.dims, self.count, self.top = dims, count, 2.0 if options.negative_eigenvalues else 1.0
         query, key, value = dims.widths
         self.widths = [query, key * count, value * count]
         self.project = dims.projection(dims.width, sum(self.widths))
-        self.conv = ShortConvolution(sum(self.widths), conv)
+        self.conv = ShortConvolution(sum(self.widths), options.conv)
         self.rate = dims.projection(dims.width, dims.heads * count)
 
     @abstractmethod

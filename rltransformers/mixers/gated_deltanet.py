@@ -15,37 +15,30 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.delta import delta_products
 from rltransformers.functional.stages import GatedOutput, bias_of_steps
-from rltransformers.mixers.delta_rule import DeltaRule, Taps
+from rltransformers.mixers.delta_rule import DeltaOptions, DeltaRule
 from rltransformers.mixers.interface import Dims
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(DeltaOptions):
     """Options of Gated DeltaNet.
 
     Attributes:
         decay: whether a head forgets; without, this is DeltaNet (Yang et al. 2024, arXiv 2406.06484).
-        negative_eigenvalues: rates of correction reach to 2 instead of 1: a token can turn the sign of what is read
-            under its key, which counting needs (Grazzi et al. 2024, arXiv 2411.12537).
         householder: corrections per token, each with a key, a value and a rate (Siems et al. 2025, arXiv 2502.10297).
-        conv: taps of the convolution in front of queries, keys and values; 0 for none.
     """
 
     decay: bool = True
-    negative_eigenvalues: bool = False
     householder: Annotated[int, Ge(1), Le(3)] = 1
-    conv: Taps = 4
 
 
 class GatedDeltaNet(DeltaRule):
     """The delta rule with a decay per head, and several corrections per token."""
 
-    no_decay = ("log_scale", "step_bias")
-
     correct = staticmethod(delta_products)
 
     def __init__(self, dims: Dims, options: Options) -> None:
-        super().__init__(dims, options.conv, options.negative_eigenvalues, options.householder)
+        super().__init__(dims, options, options.householder)
         self.decay = nn.Linear(dims.width, dims.heads, bias=False) if options.decay else None
         if options.decay:
             self.log_scale = nn.Parameter((16 * (1 - torch.rand(dims.heads))).log())  # below 16 per unit of time

@@ -14,33 +14,26 @@ from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Tokens
 from rltransformers.functional.channels import channel_delta_sums
 from rltransformers.functional.stages import GatedOutput, bias_of_steps
-from rltransformers.mixers.delta_rule import DeltaRule, Taps
+from rltransformers.mixers.delta_rule import DeltaOptions, DeltaRule
 from rltransformers.mixers.interface import Dims
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(DeltaOptions):
     """Options of Kimi Delta Attention.
 
     Attributes:
-        negative_eigenvalues: rates of correction reach to 2 instead of 1: a token can turn the sign of what is read
-            under its key, which counting needs (Grazzi et al. 2024, arXiv 2411.12537).
         rank: numbers of a token from which the decays of all channels are made; None for the width of a head.
-        conv: taps of the convolution in front of queries, keys and values; 0 for none.
     """
 
-    negative_eigenvalues: bool = False
     rank: Size | None = None
-    conv: Taps = 4
 
 
 class KimiDeltaAttention(DeltaRule):
     """The delta rule with a decay per channel."""
 
-    no_decay = ("log_scale", "step_bias")
-
     def __init__(self, dims: Dims, options: Options) -> None:
-        super().__init__(dims, options.conv, options.negative_eigenvalues)
+        super().__init__(dims, options)
         rank, channels = options.rank or dims.head_dim, dims.heads * dims.head_dim
         self.decay = nn.Sequential(nn.Linear(dims.width, rank, bias=False), nn.Linear(rank, channels, bias=False))
         self.log_scale = nn.Parameter(torch.empty(dims.heads).uniform_(1, 16).log())  # of rates per unit of time

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("double")
 
 def test_channels_that_decay_alike_are_those_of_gated_deltanet() -> None:
     dims = Dims(width=12, heads=4, kv_heads=2, head_dim=3, value_dim=5, memory=1)
-    ours, other = KimiDeltaAttention(dims, kda.Options(True)), GatedDeltaNet(dims, gated_deltanet.Options(True, True))
+    ours, other = KimiDeltaAttention(dims, kda.Options(True)), GatedDeltaNet(dims, gated_deltanet.Options(True))
     assert other.decay is not None
     with torch.no_grad():
         for name in ("project.weight", "conv.kernel", "rate.weight", "log_scale"):
