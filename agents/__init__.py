@@ -1,4 +1,8 @@
-"""Agents that learn: one file is one agent, readable from top to bottom."""
+"""Agents that learn: one file is one agent, readable from top to bottom.
+
+An argument of a constructor is a setting of YAML and command line as well, once ``docs/_tools/update_docs.py`` has
+listed it.
+"""
 
 if __name__ != "rltransformers.agents":
     raise ImportError("import this folder as rltransformers.agents")

@@ -1,4 +1,7 @@
-"""Parts that the updates of all online agents share. Axes: E environments, B of a minibatch, T steps, A outputs."""
+"""Parts that the updates of all online agents share; the loop itself is ``train`` of each agent.
+
+Axes: E environments, B of a minibatch, T steps, A outputs.
+"""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
