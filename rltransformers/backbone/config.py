@@ -120,13 +120,21 @@ class BackboneConfig:
         if not isinstance(values, Mapping):
             raise ConfigError(f"backbone must be a preset, or a mapping of a preset and settings, got {values!r}")
         given = dict(values)
-        defaults = {**PLAIN, **find_preset(given.pop("preset", "gtrxl")).overrides}
+        preset = given.pop("preset", "gtrxl")
+        defaults, cut = {**PLAIN, **find_preset(preset).overrides}, {}
         refuse_unknown(given, ["preset", *annotations(BackboneConfig)], "backbone.")
         layers = plain({**defaults, **given}.get("layers", BackboneConfig.layers))
         for name, axis in CHOICES.items():  # no choices for layers that there are not
             if axis.per_layer and is_list(defaults[name]) and isinstance(layers, int):
+                if 0 < layers < len(defaults[name]) and name not in given:
+                    cut[name] = defaults[name]
                 defaults[name] = defaults[name][: max(layers, 1)]
-        return BackboneConfig(**{**defaults, **given})
+        try:
+            return BackboneConfig(**{**defaults, **given})
+        except ConfigError as error:
+            for name, choices in cut.items():
+                explain_cut(preset, name, choices, {**defaults, **given}, error)
+            raise
 
     @staticmethod
     def check_each(values: Mapping[str, Any]) -> None:
@@ -193,3 +201,18 @@ def find_preset(name: str) -> Preset:
     if name not in PRESETS:
         raise ConfigError(f"backbone: unknown preset {name!r}; {did_you_mean(name, PRESETS)}")
     return PRESETS[name]
+
+
+def explain_cut(preset: str, name: str, choices: list[Any], settings: Mapping[str, Any], error: ConfigError) -> None:
+    """Raise ConfigError where too few layers leave out choices of a preset without which the others do not go."""
+    layers, count = settings["layers"], len(choices)
+    last = choices[-layers:]
+    try:
+        BackboneConfig(**{**settings, name: last})
+    except ConfigError:
+        return
+    names = ", ".join(str(each["name"] if isinstance(each, Mapping) else each) for each in choices)
+    raise ConfigError(
+        f"{name} of preset {preset!r} is a list of {count} ({names}), of which layers, {layers}, leaves out the last "
+        f"{count - layers}; set layers to at least {count}, or {name} to {last}. With the first {layers}: {error}"
+    ) from error

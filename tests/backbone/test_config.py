@@ -269,6 +269,23 @@ def test_the_list_of_a_preset_is_cut_to_the_layers_that_there_are(name: str, fie
         BackboneConfig.preset(name, layers=2, **{field: whole})
 
 
+@pytest.mark.parametrize(("name", "layers"), [("hybrid", 1), ("hybrid", 3), ("kimi", 2), ("griffin", 2)])
+def test_layers_that_leave_out_a_needed_mixer_of_a_preset_are_refused_by_its_list(name: str, layers: int) -> None:
+    whole = BackboneConfig.preset(name).mixer
+    message = (
+        rf"^mixer of preset '{name}' is a list of {len(whole)} \(.*, softmax\), of which layers, {layers}, leaves out "
+        rf"the last {len(whole) - layers}; set layers to at least {len(whole)}, or mixer to \[.*softmax.*\]\. "
+        rf"With the first {layers}: .* but mixer '{whole[0]}' has none"
+    )
+    with pytest.raises(ConfigError, match=message):
+        BackboneConfig.preset(name, layers=layers)
+    BackboneConfig.preset(name, layers=layers, mixer=whole[-layers:])
+    with pytest.raises(ConfigError, match=r"^backbone\.layers must be"):
+        BackboneConfig.preset(name, layers=0)
+    with pytest.raises(ConfigError, match=r"^(position|head_mixing) '"):  # no list of mixers mends the width
+        BackboneConfig.preset(name, layers=layers, width=33)
+
+
 # What checkpoints of older versions hold: what a user wrote, or every field of a config that was made without a preset.
 AS_WRITTEN = {"width": 32, "memory": 8, "attention_bias": True}
 EVERY_FIELD: dict[str, Any] = {
