@@ -284,13 +284,12 @@ def _data_row(row: Row, config: ExperimentConfig, score: str) -> Row:
         data = load_trajectories(config.dataset.id, **config.dataset.reading())
     else:
         data = collect_episodes(config.environment, config.dataset.collect, row.seed)
-    success = float(np.mean(succeeded(data))) if score == "success" else None
     returns = data.returns
     result: Result = {
         "target_return": None,
         "return_mean": float(np.mean(returns)),
         "return_std": float(np.std(returns)),
-        "success_rate": success,
+        "success_rate": success_rate(data) if score == "success" else None,
     }
     row = replace(row, wall_seconds=time.time() - began, recording=_recording(config, data))
     return replace(row, episodes=len(data), steps=data.steps, results=[result])
@@ -305,9 +304,12 @@ def _recording(config: ExperimentConfig, data: Trajectories | None = None) -> st
     return data.fingerprint()
 
 
-def succeeded(data: Trajectories) -> Any:
-    """Whether any reward of an episode is positive: in the memory tasks only the goal pays."""
-    return np.maximum.reduceat(np.asarray(data.rewards), data.offsets[:-1]) > 0
+def success_rate(data: Trajectories) -> float | None:
+    """Share of the recorded episodes that succeeded, by what the environment said; None where it did not say."""
+    parts = data.metadata.get("behaviors", ())
+    if sum(part["episodes"] for part in parts if "successes" in part) != len(data):
+        return None
+    return float(sum(part["successes"] for part in parts) / len(data))
 
 
 # Facts

@@ -32,7 +32,7 @@ from rltransformers.core.spaces import (
     split_members,
     stored_dtype,
 )
-from rltransformers.core.values import Array, Bools, members, named, numbers
+from rltransformers.core.values import Array, Bools, members, named, numbers, success_of
 from rltransformers.data.behaviors import Behavior, Mixture, as_behavior, decides_by_itself
 from rltransformers.data.environments import VectorMode, VectorSource, spec_json, vector_source
 from rltransformers.data.rollout import bytes_of
@@ -77,7 +77,8 @@ def record(
     Every episode that starts is recorded to its end, so that no length is favored: with ``steps`` the result holds
     that many steps and the rest of the episodes that run then (what has not ended after 10,000 more steps is kept as
     truncated); with ``episodes`` exactly that many, spread evenly over the environments. A mixture gives each part
-    its share of either. The same seed gives the same data.
+    its share of either. The same seed gives the same data. ``metadata["behaviors"]`` says of each part how many of its
+    episodes succeeded ("successes"), where the environment tells it of all of them.
 
     Args:
         env: a Gymnasium id or specification, a function that makes an environment, one environment, or a vector
@@ -147,6 +148,9 @@ def record(
                 )
                 result = recording.trajectories(name or env_id or "recording", env_id, env_spec)
                 facts = {"name": _label(actor), "weight": weight, "steps": result.steps, "episodes": len(result)}
+                successes = [each for each in recording.successes if each is not None]
+                if len(successes) == len(result):
+                    facts["successes"] = sum(successes)
                 described.append(facts)
                 results.append(result)
     finally:
@@ -187,6 +191,7 @@ class _Recording:
         self.numbers = np.arange(environments.env.num_envs)
         self.capacity = self.rows = 0
         self.arrays: Leaves = {}
+        self.successes: list[bool | None] = []
 
     def run(
         self,
@@ -229,6 +234,7 @@ class _Recording:
             self.rows = self._write(live, outcome)
             if some_ended:
                 self._write_last(ended, self._seen(self.environments.last(step.infos, ended)))
+                self.successes += [success_of(step.infos[row], row) for row in np.flatnonzero(ended).tolist()]
             count += int(counted.sum())
             finished += ended
             age = np.where(ended, 0, age + counted)

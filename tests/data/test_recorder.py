@@ -309,6 +309,19 @@ def test_a_mixture_gives_every_part_its_exact_share_of_episodes_or_steps() -> No
     for part, share in zip(steps.metadata["behaviors"], (300, 100, 200), strict=True):
         assert share <= part["steps"] < share + 100  # the last episode is finished
     assert parts.shares(10) == [5, 2, 3] and sum(parts.shares(7)) == 7
+    assert all("successes" not in part for part in data.metadata["behaviors"])  # CartPole knows none
+
+
+@pytest.mark.parametrize(("steps", "episodes"), [(None, 31), (200, None)])
+def test_successes_of_every_part_are_counted_where_the_environment_tells_them(
+    steps: int | None, episodes: int | None
+) -> None:
+    parts = mixture([(2, "random"), (1, lambda observations, starts, generator: np.zeros(len(starts), np.int64))])
+    data = record("rltransformers/CueRecall-v0", parts, steps, episodes=episodes, num_envs=3, env_kwargs={"delay": 2})
+    first, second = data.metadata["behaviors"]
+    right = data.returns == 1  # only the answer pays, and it decides
+    assert first["successes"] == right[: first["episodes"]].sum() > 0
+    assert second["successes"] == right[first["episodes"] :].sum() > 0
 
 
 def test_recorded_data_write_and_read_as_minari(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,17 @@ from minari.storage import get_dataset_path
 
 from docs._tools import update_docs
 from rltransformers.backbone import Backbone, BackboneConfig
+from rltransformers.cli.collect import collect_episodes
 from rltransformers.cli.engines import LocalEngine
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import load_trajectories
 from rltransformers.training.offline.settings import backbone_config
-from rltransformers.training.runs.experiment import ExperimentConfig, build_experiment
+from rltransformers.training.runs.experiment import (
+    CollectConfig,
+    EnvironmentConfig,
+    ExperimentConfig,
+    build_experiment,
+)
 from scripts import reproduce
 from zoo import cell, pictures, report
 from zoo.aims import Verdict, number, verdict
@@ -888,13 +894,16 @@ def test_a_dataset_is_recorded_once_and_stands_beside_the_agents(write: Write, t
     assert (get_dataset_path("tiny/cartpole-v0") / "data").stat().st_mtime_ns == made
 
 
-def test_an_episode_of_a_dataset_succeeds_when_any_of_its_steps_pays() -> None:
-    rewards: list[list[float]] = [[0.0, 1.0, 0.0], [-0.5], [0.0, 0.0, 1.0], [0.0, -1.0]]
-    episodes = [
-        {"observations": np.zeros((len(each) + 1, 1)), "actions": np.zeros(len(each), np.int64), "rewards": each}
-        for each in rewards
-    ]
-    assert cell.succeeded(load_trajectories(episodes)).tolist() == [True, False, True, False]
+def test_an_episode_of_a_dataset_succeeds_when_its_environment_says_so() -> None:
+    """Parity pays for every answer; an episode succeeds if all of them are right."""
+    data = collect_episodes(EnvironmentConfig("rltransformers/Parity-v0", 2), CollectConfig(60), 0)
+    right = data.returns > 1 - 1e-6
+    assert 0 < right.sum() < len(data) and (data.returns > 0).sum() > 2 * right.sum()
+    assert cell.success_rate(data) == right.mean()
+    some = data.metadata["behaviors"][0].items() - {("successes", int(right.sum()))}
+    assert cell.success_rate(replace(data, metadata={"behaviors": [dict(some)]})) is None
+    assert cell.success_rate(data.select([0])) is None
+    assert cell.success_rate(load_trajectories([data.episode(0)])) is None
 
 
 def test_alignment_of_a_row_is_that_of_its_episodes() -> None:
