@@ -1,109 +1,34 @@
-"""Memories of 2022 to 2026 compute what published code does with the same weights: outputs and gradients, in float64.
-
-Weights of the other module are made of those of ours, so that gradients of ours through either must agree. Code that
-computes in float32 whatever it gets is made to compute in float64.
-"""
+"""Recurrent memories of 2022 to 2026 compute what published code does with the same weights."""
 
 import functools
-import importlib.util
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
-from rltransformers.mixers import gated_deltanet, gla, kda, lru, mamba2, min_rnn, mlstm, retention, rg_lru, slstm
+from rltransformers.mixers import (
+    gated_deltanet,
+    gla,
+    kda,
+    lru,
+    mamba2,
+    min_rnn,
+    mlstm,
+    retention,
+    rg_lru,
+    rwkv7,
+    s5,
+    slstm,
+)
 from rltransformers.mixers.cell import CellOptions
 from rltransformers.mixers.interface import Dims
-from tests.mixers.episodes import run
+from tests.published import HEADS, TIME, WIDTH, agree, call, double, imported, naive, taps
 
 pytestmark = pytest.mark.third_party
+__all__ = ["double"]  # a fixture
 
-WIDTH, HEADS, TIME = 12, 3, 21
-TOLERANCE = 1e-6  # of sums in another order, and of a number that the other code adds to a norm; measured: 1e-8
 DIMS = Dims(width=WIDTH, heads=HEADS, kv_heads=HEADS, head_dim=4, value_dim=5, memory=1)
-
-
-@pytest.fixture(autouse=True)
-def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(Tensor, "float", Tensor.double)
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-class Double:
-    """The module torch, whose float32 is float64."""
-
-    float32 = float = torch.float64
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
-def imported(name: str) -> Any:
-    """A module of another package that computes in float64; skips the test where it is missing."""
-    module = pytest.importorskip(name, reason="compared with; extra third-party", exc_type=ImportError)
-    if hasattr(module, "torch"):
-        module.torch = Double()
-    return module
-
-
-def naive(name: str) -> ModuleType:
-    """A file of fla.ops, without the package, which needs triton and this file does not."""
-    spec = importlib.util.find_spec("fla")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("fla-core is not installed; extra third-party")
-    path = Path(spec.submodule_search_locations[0]) / "ops" / name / "naive.py"
-    found = importlib.util.spec_from_file_location(f"fla_naive_{name}", path)
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    vars(module)["torch"] = Double()
-    return module
-
-
-def agree(
-    ours: nn.Module,
-    theirs: Callable[[Tensor], Tensor],
-    without: tuple[str, ...] = (),
-    forward: Callable[[Any, Tensor], Tensor] = run,
-) -> None:
-    """Compare outputs, and gradients of inputs and of all weights of ours, but for those that theirs has not."""
-    for weight in ours.parameters():
-        weight.data += 0.3 * torch.randn_like(weight)
-    for name in without:
-        ours.get_parameter(name).data.zero_()
-    x = torch.randn(2, TIME, WIDTH, requires_grad=True)
-    weights = [x, *(each for name, each in ours.named_parameters() if name not in without)]
-    direction = torch.randn(2, TIME, WIDTH)
-    results = []
-    for out in (forward(ours, x), theirs(x)):
-        results.append((out.detach(), *torch.autograd.grad((out * direction).sum(), weights)))
-    names = ["output", "input", *(name for name, _ in ours.named_parameters() if name not in without)]
-    for name, one, other in zip(names, *results, strict=True):
-        error = float((one - other).abs().max() / other.abs().max().clamp(min=1))
-        assert error <= TOLERANCE, f"{name}: {error:.1e}"
-        assert float(other.abs().max()) > 1e-3, f"{name} has no effect"
-
-
-def call(module: nn.Module, weights: Mapping[str, Tensor], *inputs: Any, **keywords: Any) -> Any:
-    """What a module gives with these weights, which are all that it has."""
-    assert set(weights) == {name for name, _ in module.named_parameters()}
-    shapes = {name: each.shape for name, each in module.named_parameters()}
-    assert shapes == {name: each.shape for name, each in weights.items()}
-    return functional_call(module, dict(weights), inputs, keywords)
-
-
-def taps(kernel: Tensor) -> Tensor:
-    """Weights of a causal convolution of torch, whose last tap is that of the token itself."""
-    return kernel.flip(-1)[:, None]
 
 
 def test_gated_deltanet_is_that_of_qwen3_next() -> None:
@@ -308,48 +233,96 @@ def test_gated_linear_attention_is_that_of_flash_linear_attention() -> None:
     agree(ours, theirs)
 
 
-def test_forget_gates_are_those_of_flash_linear_attention() -> None:
-    code = naive("forgetting_attn")
-    settings = {"width": WIDTH, "heads": HEADS, "layers": 1, "memory": TIME, "prior": "forget", "ff": "none"}
-    ours: Any = Backbone(BackboneConfig(**{**PLAIN, **settings}))
-    layer, mixer = ours.layer(0), ours.layer(0).mixing.mixer
-
-    def theirs(x: Tensor) -> Tensor:
-        h = layer.join_mixing.prepare(x)
-        q, k, v = (each.unflatten(-1, (HEADS, -1)) for each in mixer.project(h).chunk(3, -1))
-        read = code.naive_forgetting_attn(q, k, v, nn.functional.logsigmoid(mixer.prior.gate(h)))
-        return x + mixer.output(read.flatten(2))
-
-    agree(ours, theirs, forward=lambda backbone, x: backbone(x)[0])
-
-
-def test_latent_attention_is_that_of_deepseek_v2() -> None:
-    code = imported("transformers.models.deepseek_v2.modeling_deepseek_v2")
-    config = code.DeepseekV2Config(
-        hidden_size=WIDTH, num_attention_heads=HEADS, num_key_value_heads=HEADS, q_lora_rank=None, kv_lora_rank=8,
-        qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=5, attn_implementation="eager",
+def test_negative_eigenvalues_are_those_of_olmo_hybrid() -> None:
+    code = imported("transformers.models.olmo_hybrid.modeling_olmo_hybrid")
+    config = code.OlmoHybridConfig(
+        hidden_size=WIDTH, linear_num_value_heads=HEADS, linear_num_key_heads=HEADS, linear_key_head_dim=4,
+        linear_value_head_dim=5, linear_allow_neg_eigval=True, num_hidden_layers=2,
+        layer_types=["linear_attention", "full_attention"],
     )  # fmt: skip
-    module = code.DeepseekV2Attention(config, 0)
-    module.kv_a_layernorm.variance_epsilon = 1e-5
-    heads = {"name": "mla", "latent": 8, "turned": 4}
-    settings = {"width": WIDTH, "heads": HEADS, "head_dim": 6, "value_dim": 5, "layers": 1, "memory": TIME}
-    choices = {"position": "rope", "ff": "none", "head_mixing": heads}
-    ours: Any = Backbone(BackboneConfig(**{**PLAIN, **settings, **choices}))
-    layer, mixer = ours.layer(0), ours.layer(0).mixing.mixer
-    turns = torch.exp(1j * torch.arange(TIME)[:, None] * 10_000.0 ** (-torch.arange(2) / 2))[None]
-    mask = torch.full((TIME, TIME), -torch.inf).triu(1)
+    module = code.OlmoHybridGatedDeltaNet(config, 0)
+    ours: Any = gated_deltanet.GatedDeltaNet(DIMS, gated_deltanet.Options(negative_eigenvalues=True))
 
     def theirs(x: Tensor) -> Tensor:
-        queries, kept = mixer.project.weight.split([HEADS * 10, 4 + 8])
-        turned, own = queries.unflatten(0, (HEADS, -1)).split([4, 6], 1)
+        q, k, v = ours.project.weight.split([12, 12, 15])
         weights = {
-            "q_proj.weight": torch.cat([own, turned], 1).flatten(0, 1),
-            "kv_a_proj_with_mqa.weight": torch.cat([kept[4:], kept[:4]]),
-            "kv_a_layernorm.weight": mixer.score.gain, "kv_b_proj.weight": mixer.score.up.flatten(0, 1),
-            "o_proj.weight": mixer.output.weight,
+            "q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": v, "conv1d.weight": taps(ours.conv.kernel),
+            "a_proj.weight": ours.decay.weight, "b_proj.weight": ours.rate.weight, "dt_bias": ours.step_bias,
+            "A_log": ours.log_scale, "g_proj.weight": ours.out.gate.weight, "o_norm.weight": ours.out.gain,
+            "o_proj.weight": ours.out.out.weight,
         }  # fmt: skip
-        inputs = {"attention_mask": mask, "position_embeddings": turns}
-        out: Tensor = call(module, weights, layer.join_mixing.prepare(x), **inputs)[0]
-        return x + out
+        return call(module, weights, x)
 
-    agree(ours, theirs, forward=lambda backbone, x: backbone(x)[0])
+    agree(ours, theirs)
+
+
+@pytest.mark.parametrize(("count", "decay"), [(1, False), (2, True), (3, False)])
+def test_corrections_are_those_of_flash_linear_attention(count: int, decay: bool) -> None:
+    code = naive("gated_delta_product")
+    options = gated_deltanet.Options(decay=decay, householder=count, negative_eigenvalues=True, conv=0)
+    ours: Any = gated_deltanet.GatedDeltaNet(DIMS, options)
+
+    def theirs(x: Tensor) -> Tensor:
+        rows = nn.functional.silu(ours.project(x)).split([12, 12 * count, 15 * count], -1)
+        q, k, v = (
+            each.unflatten(-1, (-1, HEADS, size)).flatten(1, 2) for each, size in zip(rows, (4, 4, 5), strict=True)
+        )
+        q, k = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
+        beta = 2 * ours.rate(x).sigmoid().unflatten(-1, (count, HEADS)).flatten(1, 2)
+        log_decay = None
+        if decay:
+            log_decay = -ours.log_scale.exp() * nn.functional.softplus(ours.decay(x) + ours.step_bias)
+        read, _ = code.naive_recurrent_gated_delta_product(
+            q / 2, k, v, log_decay, beta, 1.0, None, num_householder=count
+        )
+        return ours.out(read.transpose(1, 2), x)
+
+    agree(ours, theirs)
+
+
+def test_rwkv7_is_that_of_rwkv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its norm of heads adds 64e-5, which is for heads of 64 channels; TorchScript would compute in float32."""
+    monkeypatch.setenv("RWKV_V7_ON", "1")
+    for name in ("script", "script_method"):
+        monkeypatch.setattr(torch.jit, name, lambda function: function)
+    code = imported("rwkv.model")
+    dims = Dims(width=WIDTH, heads=2, kv_heads=2, head_dim=64, value_dim=64, memory=1)
+    ours: Any = rwkv7.RWKV7(dims, rwkv7.Options(rank=3, gate_rank=5))
+
+    def theirs(x: Tensor) -> Tensor:
+        shares = [ours.shares[name] for name in ("query", "decay", "key", "value", "rate", "gate")]
+        low = [each.weight.T for part in (ours.decay, ours.rate, ours.gate) for each in (part[0], part[2])]
+        maps = [each.weight.T for each in (ours.query, ours.key, ours.value, ours.out)]
+        weights = [
+            *shares, ours.decay[2].bias, *low[:2], ours.rate[2].bias, *low[2:4], *[torch.zeros(())] * 3, *low[4:],
+            ours.removal, ours.rate_share, ours.bonus, *maps, ours.gain, ours.bias,
+        ]  # fmt: skip
+        outs = []
+        for episode in x:
+            last, state, first = torch.zeros(WIDTH), torch.zeros(2, 64, 64), torch.zeros(())
+            for token in episode:
+                step = code.RWKV_x070_TMix_one
+                out, last, state, first = step(0, 2, 64, token, last, first, state, *weights)
+                outs.append(out)
+        return torch.stack(outs).unflatten(0, x.shape[:2])
+
+    agree(ours, theirs)
+
+
+def test_s5_is_that_of_s5_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = pytest.importorskip("s5.s5_model", reason="compared with; extra third-party")
+    monkeypatch.setattr(code, "as_complex", torch.view_as_complex)
+    torch.set_default_dtype(torch.float32)  # its weights, which ours take the place of
+    module = code.S5(WIDTH, 7).seq
+    torch.set_default_dtype(torch.float64)
+    ours: Any = s5.S5(DIMS, s5.Options(states=7))
+
+    def theirs(x: Tensor) -> Tensor:
+        into, out = ours.project.weight.view(2, 7, WIDTH), ours.out.weight.view(WIDTH, 2, 7)
+        weights = {
+            "Lambda": torch.complex(-ours.rate.exp(), ours.turn), "log_step": ours.delta, "D": ours.skip,
+            "B": into.movedim(0, -1).contiguous(), "C": torch.complex(out[:, 0], -out[:, 1]),
+        }  # fmt: skip
+        return torch.stack([call(module, weights, episode) for episode in x])
+
+    agree(ours, theirs)
