@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rltransformers.algorithms.returns import n_step_returns
 from rltransformers.functional.modules import masked_mean
 
 EPSILON = 1e-3  # of ``rescale``: the share of the identity, which keeps the inverse Lipschitz
@@ -95,25 +96,6 @@ def q_targets(
 def double_q_values(q: Float[Tensor, "*n A"], target_q: Float[Tensor, "*n A"]) -> Float[Tensor, "*n"]:
     """Values by the target network of the actions that the learning network prefers (arXiv 1509.06461, eq. 4)."""
     return target_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1)
-
-
-def n_step_returns(
-    rewards: Float[Tensor, "B T"],
-    discounts: Float[Tensor, "B T"],
-    values: Float[Tensor, "B T"],
-    stops: Bool[Tensor, "B T"],
-    n_step: int,
-) -> Float[Tensor, "B L"]:
-    """r_t + d_t r_{t+1} + ... + d_t ... d_{t+n-1} V_{t+n} for the first L = T - n rows; earlier V where a row stops.
-
-    ``discounts`` are 0 for an action that ended its episode.
-    """
-    returns = values
-    for _ in range(n_step):
-        count = returns.shape[1] - 1
-        further = rewards[:, :count] + discounts[:, :count] * returns[:, 1:]
-        returns = torch.where(stops[:, :count], values[:, :count], further)
-    return returns
 
 
 def rescale(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:

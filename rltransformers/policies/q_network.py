@@ -3,7 +3,6 @@
 Axes: B environments, T steps, W token width, A actions.
 """
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,30 +15,21 @@ from jaxtyping import Float
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
-from rltransformers.backbone import BackboneConfig, Record, State
+from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import UnitInterval, strict
 from rltransformers.core.spaces import Space
 from rltransformers.data.replay import Window
-from rltransformers.functional.modules import approach
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import LEAST, MASKED, CategoricalAction
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
 from rltransformers.policies.extractors import Extractor
-from rltransformers.policies.memory_policy import (
-    NOTHING,
-    AdamOptions,
-    MemoryPolicy,
-    PolicyState,
-    StepInputs,
-    TokenBackbone,
-    hidden_layer,
-    weighted_losses,
-)
+from rltransformers.policies.memory_policy import AdamOptions, TokenBackbone, hidden_layer, weighted_losses
 from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.own_policies import decay_groups, over
 from rltransformers.policies.registered import check_alike
+from rltransformers.policies.replay_policy import ReplayPolicy
 
 
 class EpsilonGreedyAction(CategoricalAction):
@@ -105,7 +95,7 @@ class QEvaluation:
     losses: dict[str, Tensor] = field(default_factory=dict)
 
 
-class GTrXLQPolicy(MemoryPolicy):
+class GTrXLQPolicy(ReplayPolicy):
     """Values of actions over a transformer backbone (GTrXL, arXiv 1910.06764, by default), and a target network.
 
     Args:
@@ -122,7 +112,7 @@ class GTrXLQPolicy(MemoryPolicy):
     """
 
     action_space: spaces.Discrete
-    only_learns = ("target",)
+    target_parts = ("actor", "action_hidden", "action_head")
 
     @strict
     def __init__(
@@ -174,10 +164,6 @@ class GTrXLQPolicy(MemoryPolicy):
         self.learned = list(self.parameters())
         self.target = self._slow_copy()
 
-    def _slow_copy(self) -> nn.ModuleDict:
-        parts = ("actor", "action_hidden", "action_head")
-        return nn.ModuleDict({name: copy.deepcopy(getattr(self, name)) for name in parts}).requires_grad_(False)
-
     def complete(self) -> None:
         """As for ``GTrXLPolicy``; the target network copies ``actor``, ``action_hidden`` and ``action_head``."""
         check_alike(self, f"policy {type(self).__name__}")
@@ -203,23 +189,12 @@ class GTrXLQPolicy(MemoryPolicy):
 
     # Windows of replay
 
-    def memory_of(self, window: Window, target: bool = False) -> State:
-        """The memory behind the context of a window, of today's weights; no gradient reaches it."""
-        part = self._network(target)[0]
-        with torch.no_grad():
-            state = part.backbone.initial_state(len(window.position))
-            state = State(state.tensors | {"position": window.position - 1})
-            if window.context:
-                _, state = part(_inputs(window, slice(None, window.context)), state, None, NOTHING)
-            return state
-
     def evaluate_window(self, window: Window, target: bool = False, record: Record | None = None) -> QEvaluation:
         """Values of allowed actions behind the context; the gradient flows through these steps alone."""
         part, hidden, head = self._network(target)
         if record is None and part.backbone.aux_weights and not target:
             record = Record()  # the auxiliary losses are needed even when nobody looks
-        features, _ = part(_inputs(window, slice(window.context, None)), self.memory_of(window, target), record)
-        q = head(hidden(features))
+        q = head(hidden(self.features(window, part, record)))
         if self.masks:
             q = self.action_head.masked(q, window.observations[ACTION_MASK][:, window.context :])
         if record is None:
@@ -236,11 +211,6 @@ class GTrXLQPolicy(MemoryPolicy):
         leaf = self.action_head.by_path[""]
         assert isinstance(leaf, CategoricalAction)
         return leaf.classes(window.actions[""]).squeeze(-1)
-
-    def acting_state(self, window: Window, actions: Mapping[str, Tensor], rewards: Tensor) -> PolicyState:
-        """The state for acting behind the last row of a window whose rows are all context."""
-        state = self.memory_of(window)
-        return self.with_cache(PolicyState(state, None, dict(actions), rewards))
 
     def add_deep_losses(
         self, now: QEvaluation, window: Window, error: Callable[[Tensor], Float[Tensor, "B L"]], steps: int
@@ -266,21 +236,3 @@ class GTrXLQPolicy(MemoryPolicy):
 
         then, first = None if self.later_net is None else next_one, window.first[:, window.context :][:, cut]
         self.tell_deep_losses(now, Targets(value_loss, then, window.counts[:, cut], first))
-
-    # Target network
-
-    def set_training_mode(self, mode: bool) -> None:
-        super().set_training_mode(mode)
-        self.target.eval()  # it only ever evaluates
-
-    def follow(self, tau: float) -> None:
-        """Move the target network towards this one: its weights become (1 - tau) old + tau new, buffers are copied."""
-        for name, module in self.target.items():
-            source: nn.Module = getattr(self, name)
-            approach(dict(module.named_parameters()), dict(source.named_parameters()), tau)
-            approach(dict(module.named_buffers()), dict(source.named_buffers()), 1.0)
-
-
-def _inputs(window: Window, steps: slice) -> StepInputs:
-    inputs = StepInputs(window.observations, window.previous_actions, window.previous_rewards, window.first)
-    return inputs.part(steps)

@@ -16,10 +16,10 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from rltransformers.agents import GTrXLDQN, GTrXLPPO
-from rltransformers.agents.gtrxl_dqn import MemoryRefresh
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.envs import make_vec_env
+from rltransformers.training.online.off_policy_agent import MemoryRefresh
 from rltransformers.training.online.stored_agent import settings_of
 from tests.agents.replayed import agent, collect, replay_of, strolls
 from tests.agents.test_gtrxl_ppo_checkpoint import Rows, SaveAndStop, assert_equal, everything

@@ -11,11 +11,11 @@ from rltransformers.algorithms.dqn import (
     double_q_values,
     dqn_loss,
     huber,
-    n_step_returns,
     rescale,
     segment_priorities,
     unrescale,
 )
+from rltransformers.algorithms.returns import n_step_returns
 
 B, L, A = 3, 7, 4
 

@@ -1,0 +1,77 @@
+"""Base of policies that learn from a replay: memory and features of windows, and a target network.
+
+Axes: B environments, T steps, W token width.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rltransformers.backbone import Record, State
+from rltransformers.core.spaces import Space
+from rltransformers.data.replay import Window
+from rltransformers.functional.modules import approach
+from rltransformers.policies.memory_policy import NOTHING, MemoryPolicy, PolicyState, StepInputs, TokenBackbone
+
+
+class ReplayPolicy(MemoryPolicy):
+    """A ``MemoryPolicy`` with windows of a replay; a subclass makes ``target`` by ``_slow_copy``."""
+
+    only_learns = ("target",)
+    target_parts: ClassVar[tuple[str, ...]]  # attributes of which the target network holds slow copies
+    target: nn.ModuleDict
+    learned: list[nn.Parameter]  # all but those of the target network
+
+    def _slow_copy(self) -> nn.ModuleDict:
+        parts = {name: copy.deepcopy(getattr(self, name)) for name in self.target_parts}
+        return nn.ModuleDict(parts).requires_grad_(False)
+
+    @property
+    def drawn_space(self) -> Space:
+        """The space of actions as ``step`` gives them and a replay stores them."""
+        return self.action_space
+
+    # Windows of replay
+
+    def memory_of(self, window: Window, part: TokenBackbone) -> State:
+        """The memory behind the context of a window, of today's weights; no gradient reaches it."""
+        with torch.no_grad():
+            state = part.backbone.initial_state(len(window.position))
+            state = State(state.tensors | {"position": window.position - 1})
+            if window.context:
+                _, state = part(_inputs(window, slice(None, window.context)), state, None, NOTHING)
+            return state
+
+    def features(self, window: Window, part: TokenBackbone, record: Record | None = None) -> Float[Tensor, "B T W"]:
+        """Features of the steps behind the context; the gradient flows through these steps alone."""
+        steps = _inputs(window, slice(window.context, None))
+        features, _ = part(steps, self.memory_of(window, part), record)
+        return features
+
+    def acting_state(self, window: Window, actions: Mapping[str, Tensor], rewards: Tensor) -> PolicyState:
+        """The state for acting behind the last row of a window whose rows are all context."""
+        critic = None if self.critic is None else self.memory_of(window, self.critic)
+        state = PolicyState(self.memory_of(window, self.actor), critic, dict(actions), rewards)
+        return self.with_cache(state)
+
+    # Target network
+
+    def set_training_mode(self, mode: bool) -> None:
+        super().set_training_mode(mode)
+        self.target.eval()  # it only ever evaluates
+
+    def follow(self, tau: float) -> None:
+        """Move the target network towards this one: its weights become (1 - tau) old + tau new, buffers are copied."""
+        for name, module in self.target.items():
+            source: nn.Module = getattr(self, name)
+            approach(dict(module.named_parameters()), dict(source.named_parameters()), tau)
+            approach(dict(module.named_buffers()), dict(source.named_buffers()), 1.0)
+
+
+def _inputs(window: Window, steps: slice) -> StepInputs:
+    inputs = StepInputs(window.observations, window.previous_actions, window.previous_rewards, window.first)
+    return inputs.part(steps)
