@@ -10,6 +10,7 @@ if __name__ != "rltransformers.agents":
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
+from rltransformers.agents.gtrxl_sac import GTrXLSAC
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
 from rltransformers.agents.hub import load_from_hub, package_for_hub, push_to_hub
 from rltransformers.agents.load import load_agent
@@ -20,6 +21,7 @@ __all__ = [
     "DecisionTransformer",
     "GTrXLDQN",
     "GTrXLPPO",
+    "GTrXLSAC",
     "GTrXLVMPO",
     "load_agent",
     "load_from_hub",

@@ -506,12 +506,15 @@ class MemoryPolicy(BasePolicy):
             after = self.with_cache(after.after(taken, gains).map(Tensor.detach))
             return PolicyOutput.of(self.action_space, fields, after)
 
-    def tell_deep_losses(self, result: Any, targets: Targets) -> None:
-        """Add the losses of the features behind inner layers to an evaluation, whose record holds these features."""
-        record: Record = result.record
+    def tell_deep_losses(self, result: Any, targets: Targets, part: "TokenBackbone | None" = None) -> None:
+        """Add the losses of the features behind inner layers to an evaluation, whose record holds these features.
+
+        ``part`` made them, by default the actor.
+        """
+        backbone, record = (part or self.actor).backbone, result.record
         deep = Record(streams=record.streams, exits=record.exits, random_exits=record.random_exits)
-        tell_deep_losses(self.actor.backbone, deep, targets, self.progress)
-        result.auxiliary_loss = add_losses(result.auxiliary_loss, weighted_losses(self.actor.backbone, deep))
+        tell_deep_losses(backbone, deep, targets, self.progress)
+        result.auxiliary_loss = add_losses(result.auxiliary_loss, weighted_losses(backbone, deep))
         result.losses |= deep.losses
 
     def check_state(self, state: Any, rows: int) -> None:

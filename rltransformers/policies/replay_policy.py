@@ -5,7 +5,6 @@ Axes: B environments, T steps, W token width.
 
 import copy
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -22,7 +21,7 @@ class ReplayPolicy(MemoryPolicy):
     """A ``MemoryPolicy`` with windows of a replay; a subclass makes ``target`` by ``_slow_copy``."""
 
     only_learns = ("target",)
-    target_parts: ClassVar[tuple[str, ...]]  # attributes of which the target network holds slow copies
+    target_parts: tuple[str, ...]  # attributes of which the target network holds slow copies
     target: nn.ModuleDict
     learned: list[nn.Parameter]  # all but those of the target network
 

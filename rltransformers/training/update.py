@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rltransformers.algorithms.dqn import DQNLoss
 from rltransformers.algorithms.ppo import PPOLoss
+from rltransformers.algorithms.sac import SACActorLoss, SACCriticLoss
 from rltransformers.algorithms.vmpo import VMPOLoss
 from rltransformers.backbone import Record
 from rltransformers.core.errors import DataError
@@ -23,9 +24,10 @@ from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy, Segmen
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.q_network import QEvaluation
+from rltransformers.policies.sac_policy import TrunkEvaluation
 from rltransformers.training.online.carry import MemoryRefresh, segment_of, segment_tensors
 
-LossT = TypeVar("LossT", PPOLoss, VMPOLoss, DQNLoss)
+LossT = TypeVar("LossT", PPOLoss, VMPOLoss, DQNLoss, SACActorLoss, SACCriticLoss)
 RATIO_TOLERANCE = 0.01
 """Of the first probability ratio of an update: far above rounding, in bfloat16 (4e-4) too."""
 
@@ -79,7 +81,9 @@ def evaluate(
     return replace(now, **whole)
 
 
-def add_auxiliary(loss: LossT, now: Evaluation | QEvaluation, part: Tensor, counts: Tensor, sharing: Sharing) -> LossT:
+def add_auxiliary(
+    loss: LossT, now: Evaluation | QEvaluation | TrunkEvaluation, part: Tensor, counts: Tensor, sharing: Sharing
+) -> LossT:
     """Add the auxiliary losses of the network, which are in its evaluation ``now``, to the loss of an algorithm.
 
     They are means over steps. Those of each process are weighted by the number of steps that count: ``part`` [B, T] are

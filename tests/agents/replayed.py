@@ -1,5 +1,6 @@
 """Small agents that learn from replay, and what they said while they acted."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -56,20 +57,31 @@ def loud(model: GTrXLDQN) -> None:
             parameter.add_(0.05 * torch.sin(torch.arange(parameter.numel()).float()).view_as(parameter))
 
 
-def replay_of(model: GTrXLDQN) -> SegmentReplay:
-    assert model.replay_buffer is not None
-    return model.replay_buffer
+def replay_of(model: Any) -> SegmentReplay:
+    replay: SegmentReplay = model.replay_buffer
+    return replay
 
 
-def train_on(model: GTrXLDQN, window: Window) -> dict[str, float]:
+def train_on(model: Any, window: Window) -> dict[str, float]:
     """Metrics of an update on this window in place of a drawn one."""
     with patch("rltransformers.training.online.replay_data.own_window", lambda *_: window):
         model.train(1, len(window.weights))
-    return model.logger.name_to_value
+    metrics: dict[str, float] = model.logger.name_to_value
+    return metrics
 
 
-def collect(model: GTrXLDQN, steps: int, fresh: bool = False) -> list[list[Tensor | None]]:
-    """So many steps of every environment without an update; values [A] of every row, None for last observations."""
+def first_part(result: Any) -> Tensor:
+    found: Tensor = result[0]
+    return found
+
+
+def collect(
+    model: Any, steps: int, fresh: bool = False, read: Callable[[Any], Tensor] = first_part
+) -> list[list[Tensor | None]]:
+    """So many steps of every environment without an update; values [A] of every row, None for last observations.
+
+    ``read`` takes what ``network_step`` returns.
+    """
     _, callback = model._setup_learn(10**6, reset_num_timesteps=fresh)
     replay, said = replay_of(model), []
     found: list[list[Tensor | None]] = [[] for _ in range(model.n_envs)]
@@ -77,7 +89,7 @@ def collect(model: GTrXLDQN, steps: int, fresh: bool = False) -> list[list[Tenso
 
     def listening(*args: Any, **kwargs: Any) -> Any:
         result = network_step(*args, **kwargs)
-        said.append(result[0].clone())
+        said.append(read(result).clone())
         return result
 
     def adding(*args: Any) -> None:
@@ -92,11 +104,11 @@ def collect(model: GTrXLDQN, steps: int, fresh: bool = False) -> list[list[Tenso
         for row in np.flatnonzero(replay.written > before):
             found[row].append(None)
 
-    model.policy.network_step = listening  # type: ignore[method-assign]
+    model.policy.network_step = listening
     replay.add, replay.add_last = adding, adding_last  # type: ignore[method-assign, assignment]
     try:
         assert model.env is not None
-        model.collect_rollouts(model.env, callback, model.train_freq._replace(frequency=steps), replay)  # type: ignore[union-attr]
+        model.collect_rollouts(model.env, callback, model.train_freq._replace(frequency=steps), replay)
     finally:
         del model.policy.network_step, replay.add, replay.add_last
     return found
