@@ -5,6 +5,7 @@ The rows of further entries stand with their twins in `tests/attention/entries`,
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from rltransformers.backbone import PLAIN, PRESETS, BackboneConfig, catalogue
@@ -583,6 +584,7 @@ def small_windows(name: str, layers: int = 2) -> dict[str, Any]:
     return {"memory": config.get("memory", SMALL["memory"]), **sized} if sized else {}
 
 
+@cache
 def cases() -> dict[str, tuple[BackboneConfig, Row]]:
     """Everything the laws are held against: catalogue entries and their variants."""
     found = {f"{axis}:{name}": (entry_config((axis, name)), row) for (axis, name), row in ROWS.items()}
