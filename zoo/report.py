@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -305,9 +306,15 @@ def finished(results: Path, suites: Path) -> Iterator[tuple[Suite, list[Row]]]:
     """Suites that have rows, with those of today's configs."""
     for path in sorted(suites.glob("*.yaml")):
         if (results / f"{path.stem}.csv").is_file():
-            suite = read_suite(str(path))
+            suite = suite_of(path, path.read_text())
             if rows := rows_of(suite, results):
                 yield suite, rows
+
+
+@cache
+def suite_of(path: Path, text: str) -> Suite:
+    """The suite of a file with this text, read once: a suite of many configs takes a second."""
+    return read_suite(str(path))
 
 
 def estimate(scores: Sequence[float]) -> str:

@@ -3,6 +3,7 @@
 import random
 import re
 
+import pytest
 from PIL import Image
 
 from docs._tools import pages, pairs, update_docs
@@ -11,6 +12,7 @@ from scripts import reproduce
 from zoo import report
 
 
+@pytest.mark.xdist_group("committed suites")
 def test_docs_are_up_to_date() -> None:
     for path, text in update_docs.pages().items():
         assert path.read_text() == text, f"run docs/_tools/update_docs.py: {path}"
@@ -62,6 +64,7 @@ def test_the_readme_has_six_rows_of_slots_with_names_that_exist() -> None:
         assert f"/{axis}.md)" in row and f" {len(known) - len(names)} more |" in row and set(names) <= set(known)
 
 
+@pytest.mark.xdist_group("committed suites")
 def test_the_readme_shows_six_rows_each_and_unmet_targets_among_them() -> None:
     results = report.selection(reproduce.RESULTS, reproduce.SUITES, update_docs.README_RESULTS)[2:]
     targets = [tuple(map(int, met)) for row in results for met in re.findall(r"\| (\d+) of (\d+) \|$", row)]
