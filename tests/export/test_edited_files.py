@@ -78,8 +78,11 @@ class Pt2:
                 archive.writestr(name, content)
 
 
-@pytest.mark.parametrize("make", [online, offline], ids=["online", "offline"])
-@pytest.mark.parametrize(("ending", "kind", "share"), [("onnx", Onnx, 24), ("pt2", Pt2, 240)], ids=["onnx", "pt2"])
+@pytest.mark.parametrize(  # either description in one form: what reads it is the same for both
+    ("make", "ending", "kind", "share"),
+    [(online, "pt2", Pt2, 240), (offline, "onnx", Onnx, 24)],
+    ids=["online as pt2", "offline as onnx"],
+)
 def test_an_edited_description_is_refused_or_the_file_acts(
     make: Callable[[], Any], ending: str, kind: Any, share: int, tmp_path: Path
 ) -> None:

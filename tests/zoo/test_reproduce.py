@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import load_trajectories
 from rltransformers.training.offline.settings import backbone_config
 from rltransformers.training.runs.experiment import (
+    AgentName,
     CollectConfig,
     EnvironmentConfig,
     ExperimentConfig,
@@ -210,10 +211,11 @@ def test_overrides_reach_the_config_with_their_type(write: Write) -> None:
     assert (y.environment.id, y.evaluation.every) == ("Pendulum-v1", 7)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in reproduce.SUITES.glob("*.yaml")))
-def test_every_network_of_a_committed_suite_can_be_built(name: str) -> None:
+@pytest.mark.xdist_group("committed suites")
+@pytest.mark.parametrize("path", sorted(reproduce.SUITES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_network_of_a_committed_suite_can_be_built(path: Path) -> None:
     built = 0
-    for variants in read_suite(name).variants.values():
+    for variants in report.suite_of(path, path.read_text()).variants.values():
         for config, _, of_data in variants.values():
             if of_data or config.agent == "recurrent_ppo":
                 continue
@@ -560,6 +562,7 @@ def test_a_map_has_a_line_per_variant_and_a_column_per_task_and_environment(writ
         read_suite(str(write(chance=1.0)))
 
 
+@pytest.mark.xdist_group("committed suites")
 def test_the_committed_pages_are_those_of_the_csvs() -> None:
     for suite, rows in report.finished(reproduce.RESULTS, reproduce.SUITES):
         page = (reproduce.RESULTS / f"{suite.name}.md").read_text()
@@ -831,7 +834,8 @@ def test_no_row_comes_of_a_run_whose_training_disagreed_with_acting(tmp_path: Pa
 def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    far = {"longer": {"kwargs": {"delay": 6}}, "as trained": {"id": "rltransformers/CueRecall-v0"}}
+    eager = {"acting": "eager"}  # compiling takes ten seconds
+    far = {"longer": {"kwargs": {"delay": 6}} | eager, "as trained": {"id": "rltransformers/CueRecall-v0"} | eager}
     aims = [{"least": 0, "transfer": "longer"}]
     variants = {"GTrXL": {"train.total_timesteps": 512}}
     path = write({"metrics": ["memory/staleness"]}, seeds=1, variants=variants, transfers=far, aims=aims)
@@ -866,6 +870,29 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     )
     assert reproduce.main(words) == 0
     assert "1 runs, 1 done, 0 to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("agent", "transfer", "expected"),
+    [("gtrxl_ppo", {}, "compiled"), ("gtrxl_ppo", {"acting": "eager"}, "eager"), ("recurrent_ppo", {}, None)],
+)
+def test_transfers_act_as_they_say_and_without_training(
+    agent: str, transfer: dict[str, Any], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Called(Exception):  # noqa: N818
+        """Ends the call."""
+
+    def build(config: ExperimentConfig, path: Path, training: bool, acting: str | None) -> None:
+        assert (path, training, acting) == (tmp_path / "last.zip", False, expected)
+        assert (config.environment.num_envs, config.evaluation.kwargs) == (50, {"delay": 6})
+        raise Called
+
+    monkeypatch.setattr(cell, "build_agent", build)
+    config = build_experiment(ONLINE)
+    if agent == "recurrent_ppo":
+        config = replace(config, agent=AgentName.RECURRENT_PPO, backbone={})
+    with pytest.raises(Called):
+        cell.transferred(config, tmp_path, {"far": asdict(Transfer(kwargs={"delay": 6}, **transfer))}, None)
 
 
 @pytest.mark.slow
