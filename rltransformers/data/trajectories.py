@@ -25,6 +25,7 @@ from rltransformers.data.checks import check_contents, check_layout
 from rltransformers.data.spaces import Options, chunks
 
 Leaves = dict[str, Array]
+LONG = 100_000  # steps of an episode whose returns to go take half a second, as the import of a filter for them does
 
 
 @dataclass(frozen=True)
@@ -387,8 +388,8 @@ def _ranges(starts: Array, lengths: Array) -> npt.NDArray[np.int64]:
 def _return_to_go(rewards: Array, offsets: Array, discount: float) -> Array:
     lengths = np.diff(offsets)
     result = np.empty(len(rewards), np.float64)
-    if len(lengths) <= lengths.max():  # few long episodes: one filter each
-        from scipy.signal import lfilter  # a second to import, which few data sets are worth
+    if max(len(lengths), LONG) <= lengths.max():  # few long episodes: one filter each, which gives the same bits
+        from scipy.signal import lfilter
 
         for start, end in itertools.pairwise(offsets):
             result[start:end] = lfilter([1.0], [1.0, -discount], rewards[start:end][::-1])[::-1]

@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.data import Trajectories, load_trajectories
+from rltransformers.data import Trajectories, load_trajectories, trajectories
 from rltransformers.data.spaces import CHUNK_BYTES, CHUNK_ROWS, chunks, infer_space
 from rltransformers.data.trajectories import _return_to_go, join_trajectories
 from tests.data.coded import LENGTHS, coded_episodes, wrong_pairs
@@ -35,9 +35,13 @@ def random_data(lengths: list[int], seed: int = 0) -> Trajectories:
 
 
 # Few long episodes and many short ones take different paths through the code.
-@pytest.mark.parametrize("lengths", [[40, 7, 23], [1, 2, 3, 1, 5, 2, 2, 1, 4]], ids=["long", "short"])
+@pytest.mark.parametrize("long", [10, 100], ids=["long", "short"])
+@pytest.mark.parametrize("lengths", [[40, 7, 23], [1, 2, 3, 1, 5, 2, 2, 1, 4]], ids=["few", "many"])
 @pytest.mark.parametrize("discount", [1.0, 0.9, 0.0])
-def test_return_to_go_is_the_discounted_sum_of_what_is_still_to_come(lengths: list[int], discount: float) -> None:
+def test_return_to_go_is_the_discounted_sum_of_what_is_still_to_come(
+    lengths: list[int], discount: float, long: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trajectories, "LONG", long)
     data = random_data(lengths)
     result = data.return_to_go(discount)
     for index in range(len(data)):
