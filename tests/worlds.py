@@ -11,14 +11,21 @@ from typing import Any, cast
 import torch
 import torch.multiprocessing as mp
 
+from tests.kills.kill_runs import PRELOAD
+
 Job = Callable[..., Any]
 
 
 class Pool:
-    """``size`` processes that train together."""
+    """``size`` processes that train together.
 
-    def __init__(self, size: int) -> None:
-        context = mp.get_context("spawn")
+    Those of the method "forkserver" are copies of a process that has imported what they need, "spawn" starts new ones.
+    """
+
+    def __init__(self, size: int, method: str) -> None:
+        context: Any = mp.get_context(method)
+        if method == "forkserver":
+            context.set_forkserver_preload([*PRELOAD, "tests.training.distributed_jobs"])
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -69,9 +76,9 @@ class Pool:
 
 
 @contextmanager
-def pool(size: int) -> Iterator[Pool]:
+def pool(size: int, method: str = "forkserver") -> Iterator[Pool]:
     """A pool for the block."""
-    found = Pool(size)
+    found = Pool(size, method)
     try:
         yield found
     finally:

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.cli import seeds, settings, worker
+from rltransformers.cli import engines, seeds, settings, worker
 from rltransformers.cli.configs import config_of_env, packaged_configs
 from rltransformers.cli.engines import LocalEngine
 from rltransformers.cli.keywords import check_keywords
@@ -29,6 +29,7 @@ from rltransformers.training.offline.settings import CriticOptions, backbone_con
 from rltransformers.training.runs.experiment import AgentName, build_experiment, set_value
 from rltransformers.training.runs.run_folder import RunFolder
 from tests.cli.test_runs import ONLINE, refused, run, work
+from tests.copies import Copies
 
 __all__ = ["work"]  # the fixture
 
@@ -453,7 +454,10 @@ def test_a_signal_reaches_every_run_once_and_none_begins_behind_it(fake: Train) 
 
 
 @pytest.mark.slow
-def test_seeds_of_a_config_are_runs_like_any_other(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_seeds_of_a_config_are_runs_like_any_other(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "LocalEngine", Copies)
     told = json.loads(run(capsys, "train", "online.yaml", "--seeds", "2", "--seed", "5", "--json"))
     assert [each["run"] for each in told["runs"]] == ["runs/online-seed5", "runs/online-seed6"]
     alone = json.loads(run(capsys, "train", "online.yaml", "--seed", "6", "--json"))

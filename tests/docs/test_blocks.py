@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rltransformers.cli import engines
+from tests.copies import Copies
 from tests.docs.blocks import ROOT, blocks_of, run_page
 from tests.extending import unregistered
 
@@ -23,6 +25,7 @@ PAGES = sorted(
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty folder, for datasets as well, and one thread: other tests run beside this one."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engines, "LocalEngine", Copies)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     torch.set_num_threads(1)
     path, modules = list(sys.path), set(sys.modules)

@@ -60,7 +60,8 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal
 EXITS = tuple(code for number in SIGNALS for code in (-number, 128 + number))
 CONTEXT = multiprocessing.get_context("forkserver")  # imports once; every run is a process of its own all the same
 # What torch imports when the first optimizer is made, and with it SciPy, takes longer than these runs train.
-CONTEXT.set_forkserver_preload(["rltransformers.cli.runs", "torch._dynamo", "scipy.stats"])
+PRELOAD = ["rltransformers.cli.runs", "torch._dynamo", "scipy.stats"]
+CONTEXT.set_forkserver_preload(PRELOAD)
 
 
 def configs(updates: int) -> dict[str, dict[str, Any]]:

@@ -154,7 +154,7 @@ def test_all_processes_take_equally_many_and_their_own_first() -> None:
 
 def test_processes_that_part_have_no_threads_left_that_abort_at_the_end() -> None:
     """As PyTorch leaves some where an agent has been made, whose optimizer imports ``torch.distributed.nn``."""
-    with pool(2) as both:
+    with pool(2, "spawn") as both:
         both.run(import_late)
     assert both.threads == [0, 0]
 

@@ -16,6 +16,7 @@ from minari.storage import get_dataset_path
 
 from docs._tools import update_docs
 from rltransformers.backbone import Backbone, BackboneConfig
+from rltransformers.cli import engines
 from rltransformers.cli.collect import collect_episodes
 from rltransformers.cli.engines import LocalEngine
 from rltransformers.core.errors import ConfigError, DataError
@@ -29,6 +30,7 @@ from rltransformers.training.runs.experiment import (
     build_experiment,
 )
 from scripts import reproduce
+from tests.copies import Copies
 from zoo import cell, pictures, report
 from zoo.aims import Verdict, number, verdict
 from zoo.suites import Aim, Suite, Task, Transfer, chosen, config_hash, read_suite
@@ -832,7 +834,7 @@ def test_no_row_comes_of_a_run_whose_training_disagreed_with_acting(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eager = {"acting": "eager"}  # compiling takes ten seconds
     far = {"longer": {"kwargs": {"delay": 6}} | eager, "as trained": {"id": "rltransformers/CueRecall-v0"} | eager}
@@ -850,6 +852,7 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     assert job.wait() == -9
     assert not (folder / "row.json").exists()
     words = [str(path), "--results", str(tmp_path / "out"), "--runs", str(tmp_path / "runs"), "--jobs", "1"]
+    monkeypatch.setattr(engines, "LocalEngine", Copies)
     assert reproduce.main(words) == 0
     assert folder.with_name(f"{folder.name}.log").read_text().count("run folder") == 2
     (only,) = read_rows(tmp_path / "out" / "tiny.csv")
@@ -896,7 +899,10 @@ def test_transfers_act_as_they_say_and_without_training(
 
 
 @pytest.mark.slow
-def test_a_dataset_is_recorded_once_and_stands_beside_the_agents(write: Write, tmp_path: Path) -> None:
+def test_a_dataset_is_recorded_once_and_stands_beside_the_agents(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "LocalEngine", Copies)
     path = write(
         {"datasets": {"tiny/cartpole-v0": "--env CartPole-v1 --behavior random --steps 200 --num-envs 2"}},
         config=str(tmp_path / "offline.yaml"),
