@@ -12,7 +12,7 @@ ACTING = (
     *("gtrxl", "adaptive_span", "compressive", "memorizing", "linear_transformer", "dynamic_conv", "average"),
     *("topk", "clustered", "universal_act", "calm", "reversible"),
 )
-"""Presets that keep states in different ways, or learn something between updates; the first ratio is that of all."""
+"""Presets that keep states in different ways, or learn something between updates."""
 
 
 class StopsAt(BaseCallback):

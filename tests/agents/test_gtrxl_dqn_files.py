@@ -21,7 +21,7 @@ def trained(**settings: Any) -> GTrXLDQN:
 
 @pytest.mark.slow
 def test_files_equal_eager_acting_and_hold_no_target_network(tmp_path: Path) -> None:
-    model = trained()
+    model = trained(backbone={"layers": 1})
     for name, tolerance in (("policy.pt2", 1e-6), ("policy.onnx", 1e-5)):
         model.export(tmp_path / name)
         assert_file_equals_eager(tmp_path / name, model, 300, 3, tolerance)

@@ -224,7 +224,7 @@ def runs(values: dict[str, Any]) -> None:
     backbone.eval()
     acting = backbone.initial_state(2, cached=True)
     with torch.inference_mode():
-        for t in range(14):
+        for t in range(8):  # a ring of 6 rows goes round
             y, acting = backbone(x[:, t : t + 1], acting, reset[:, t : t + 1])
             assert y.isfinite().all(), values
 
