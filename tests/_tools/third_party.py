@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "third_party.md"
 PACKAGES = (
     *("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "minari", "onnx", "onnxruntime", "transformers"),
     *("x-transformers", "torchrl", "d3rlpy", "ray", "datasets", "safetensors", "envpool", "rl-zoo3", "huggingface-hub"),
-    *("bsuite", "shimmy", "ogbench", "fla-core", "xlstm", "rwkv", "s5-pytorch"),
+    *("bsuite", "shimmy", "ogbench", "fla-core", "xlstm", "rwkv", "s5-pytorch", "memax"),
 )
 COLUMNS = ("passed", "skipped", "failed")
 HEAD = """# Checks with packages of others

@@ -1,6 +1,10 @@
 """Recurrent memories of 2022 to 2026 compute what published code does with the same weights."""
 
 import functools
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -326,3 +330,13 @@ def test_s5_is_that_of_s5_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.stack([call(module, weights, episode) for episode in x])
 
     agree(ours, theirs)
+
+
+def test_fast_and_forgetful_memory_is_that_of_memax() -> None:
+    """In a process of its own: one that has imported JAX must not fork, and other tests of this process do."""
+    if importlib.util.find_spec("memax") is None or importlib.util.find_spec("equinox") is None:
+        pytest.skip("memax is not installed; extra third-party")
+    twins = Path(__file__).with_name("memax_twins.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(twins)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
