@@ -181,7 +181,8 @@ SPEC = Spec(
         "recurrent memory transformer, at the place of the last token that wrote them; in ELMUR by a second attention. "
         "Blocks count from the start of the episode, and tokens see past their border as far as the memory reaches; "
         "slots read inputs of the layer, there its outputs, and have no feed-forward part; empty slots are not read "
-        "and ask with a learned vector, there a random one; the gradient passes from block to block of a call",
+        "and ask with a learned vector, there a random one, and take all of what they get, as in the paper, where the "
+        "authors' code blends it with the random vector; the gradient passes from block to block of a call",
     ),
     needs=(Feature.SLOTS,),
     refuses=(

@@ -40,7 +40,7 @@ SPEC = Spec(
     traits=Traits(
         family="KERN", horizon="episode", state="G E Dh (Dv + 1)",
         causal_form="what is left is (1 - b)(1 - g), as in the paper, in the authors' code 1 - b g; the denominator "
-        "gets 1e-5, there 1e-10",
+        "gets 1e-5, there 1e-10; the second factor of phi(q) is a map of the token, there of the query",
         single=1e-4, rounding="a query whose rectified features are all near 0 divides one small sum by another",
     ),
     offers=(Feature.KEYS,),
