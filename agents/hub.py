@@ -13,8 +13,7 @@ import torch
 import yaml
 
 from rltransformers import __version__
-from rltransformers.agents.gtrxl_dqn import GTrXLDQN
-from rltransformers.agents.load import CHECKPOINT, Agent, agent_checkpoint, load_agent, steps_of
+from rltransformers.agents.load import CHECKPOINT, KINDS, Agent, agent_checkpoint, load_agent, steps_of
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, MissingExtraError, error_line, one_line, require
@@ -22,6 +21,7 @@ from rltransformers.core.files import replacing_folder
 from rltransformers.core.ranges import strict
 from rltransformers.core.spaces import leaf_spaces, space_from_json
 from rltransformers.training.evaluation import EvaluationResult, read_results
+from rltransformers.training.online.off_policy_agent import OffPolicyMemoryAgent
 from rltransformers.training.runs.experiment import ExperimentConfig, read_experiment
 
 CARD = "README.md"
@@ -99,7 +99,7 @@ def package_for_hub(
                     f"evaluate the checkpoint{command} and package again"
                 )
         if tensors.get("replay") is not None:  # which load does without
-            if checkpoint.kind == GTrXLDQN.kind:
+            if issubclass(KINDS[checkpoint.kind], OffPolicyMemoryAgent):
                 tensors = tensors | {"replay": None}  # as with checkpoint_replay=False
             else:
                 tensors = {name: value for name, value in tensors.items() if name not in ("replay", "online")}

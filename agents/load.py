@@ -8,15 +8,18 @@ import torch
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
+from rltransformers.agents.gtrxl_sac import GTrXLSAC
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
 from rltransformers.core.checkpoint import Checkpoint, load_checkpoint
 from rltransformers.core.errors import CheckpointError
 from rltransformers.core.ranges import check
 
-Agent = GTrXLPPO | GTrXLVMPO | GTrXLDQN | DecisionTransformer
+Agent = GTrXLPPO | GTrXLVMPO | GTrXLDQN | GTrXLSAC | DecisionTransformer
 CHECKPOINT = "last.zip"
 """Newest checkpoint of a run folder."""
-KINDS: dict[str, type[Agent]] = {each.kind: each for each in (GTrXLPPO, GTrXLVMPO, GTrXLDQN, DecisionTransformer)}
+KINDS: dict[str, type[Agent]] = {
+    each.kind: each for each in (GTrXLPPO, GTrXLVMPO, GTrXLDQN, GTrXLSAC, DecisionTransformer)
+}
 
 
 def load_agent(path: str | os.PathLike[str], *, device: torch.device | str = "auto") -> Agent:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # what ``__getattr__`` imports by need, so that ``import rltr
         DecisionTransformer,
         GTrXLDQN,
         GTrXLPPO,
+        GTrXLSAC,
         GTrXLVMPO,
         load_agent,
         load_from_hub,
@@ -31,12 +32,13 @@ if TYPE_CHECKING:  # what ``__getattr__`` imports by need, so that ``import rltr
 __version__ = "0.1.0"
 __all__ = [
     "Actor", "Backbone", "BackboneConfig", "DecisionTransformer", "EvaluationResult", "GTrXLDQN", "GTrXLPPO",
-    "GTrXLVMPO", "Trajectories", "evaluate_online", "load_agent", "load_from_hub", "load_trajectories", "make_env",
-    "make_vec_env", "package_for_hub", "push_to_hub", "record", "register",
+    "GTrXLSAC", "GTrXLVMPO", "Trajectories", "evaluate_online", "load_agent", "load_from_hub", "load_trajectories",
+    "make_env", "make_vec_env", "package_for_hub", "push_to_hub", "record", "register",
 ]  # fmt: skip
 _MODULES = {
     "agents": (
-        "Actor DecisionTransformer GTrXLDQN GTrXLPPO GTrXLVMPO load_agent load_from_hub package_for_hub push_to_hub"
+        "Actor DecisionTransformer GTrXLDQN GTrXLPPO GTrXLSAC GTrXLVMPO load_agent load_from_hub package_for_hub "
+        "push_to_hub"
     ),
     "backbone": "Backbone BackboneConfig",
     "data": "Trajectories load_trajectories record",

@@ -10,6 +10,7 @@ from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
+from rltransformers.agents.gtrxl_sac import GTrXLSAC
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
 from rltransformers.backbone import BackboneConfig
 from rltransformers.cli.settings import SET_ELSEWHERE
@@ -29,6 +30,7 @@ MEMORY_AGENTS: Mapping[AgentName, type[OnlineAgent]] = {
     AgentName.GTRXL_PPO: GTrXLPPO,
     AgentName.GTRXL_VMPO: GTrXLVMPO,
     AgentName.GTRXL_DQN: GTrXLDQN,
+    AgentName.GTRXL_SAC: GTrXLSAC,
 }
 """Online agents of this package."""
 AGENT_CLASSES: Mapping[AgentName, type[Any]] = {

@@ -78,6 +78,7 @@ _WORDS = {
     "gtrxl_ppo": "gtrxl ppo transformer_ppo ppo_trxl trxl_ppo",
     "gtrxl_vmpo": "gtrxl vmpo v_mpo",
     "gtrxl_dqn": "gtrxl dqn r2d2 drqn dtqn",
+    "gtrxl_sac": "gtrxl sac soft_actor_critic",
     "decision_transformer": "dt bc offline",
     "recurrent_ppo": "lstm gru ppo_lstm recurrentppo lstm_ppo",
     "GTrXLPolicy": "mlppolicy cnnpolicy multiinputpolicy mlplstmpolicy cnnlstmpolicy multiinputlstmpolicy",

@@ -67,7 +67,7 @@ class SquashedAction(ContinuousAction):
 
     def decode(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... A"] | None = None) -> Tensor:
         flat = self.squash(output) if noise is None else self.drawn(output, noise.to(output.dtype))[0]
-        return flat.unflatten(-1, self.shape or (1,)) if len(self.shape) != 1 else flat
+        return flat.reshape(*flat.shape[:-1], *self.shape)
 
     def execute(self, action: Tensor) -> Tensor:
         return self.inside(self.flat(action))
@@ -77,7 +77,7 @@ class SquashedAction(ContinuousAction):
 
     def flat(self, action: Tensor) -> Float[Tensor, "... A"]:
         """A sample [..., leaf shape] in its numbers."""
-        return action if len(self.shape) == 1 else action.flatten(action.dim() - len(self.shape))
+        return action.reshape(*action.shape[: action.dim() - len(self.shape)], self.components)
 
     def log_prob(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "..."]:
         inside = self.flat(action).clamp(-INSIDE, INSIDE)

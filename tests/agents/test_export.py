@@ -14,7 +14,7 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO
+from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC
 from rltransformers.backbone import PRESETS
 from rltransformers.data import record
 from rltransformers.export.step import Tensors
@@ -30,7 +30,7 @@ from tests.export.test_files import onnx_step
 pytestmark = pytest.mark.slow
 
 SMALL = {"width": 16, "heads": 2}
-Agent = GTrXLPPO | GTrXLDQN | DecisionTransformer
+Agent = GTrXLPPO | GTrXLDQN | GTrXLSAC | DecisionTransformer
 
 
 def layers_in(environment: str) -> int:

@@ -512,7 +512,7 @@ def test_what_a_resumed_run_cannot_keep_is_said_once_with_the_way_out(
     assert main(["train", "--resume", "runs/online-seed0", *longer]) == 0  # finished: there is nothing to go on with
     assert "new episodes" not in capsys.readouterr().err
     for name in ("offline", "lstm"):
-        assert "is for agents gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn" in refused(
+        assert "is for agents gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn, gtrxl_sac" in refused(
             capsys, "train", f"{name}.yaml", "--train.restart_every", "8"
         )
     assert "must be a whole number of at least 1" in refused(

@@ -1,9 +1,9 @@
 """Kills training runs at random moments, resumes them, and compares what they leave with runs that were left alone.
 
-Three small runs of the command line: online in a task that can tell where it stands, online in one that cannot
-(``train.restart_every``), offline. Equal have to be: the final checkpoint bit for bit, every column of progress.csv but
-the clock (``time/``), every scalar of TensorBoard, the evaluations and the best weights. A run that ended before all of
-its kills is repeated with twice the updates; runs that differ are left on the disk.
+Four small runs of the command line: online in a task that can tell where it stands, online in one that cannot
+(``train.restart_every``), from a replay, offline. Equal have to be: the final checkpoint bit for bit, every column of
+progress.csv but the clock (``time/``), every scalar of TensorBoard, the evaluations and the best weights. A run that
+ended before all of its kills is repeated with twice the updates; runs that differ are left on the disk.
 
     python tests/kills/kill_runs.py --kills 20
 """
@@ -46,6 +46,14 @@ ONLINE: dict[str, Any] = {
     "train": {},
     "evaluation": {"episodes": 10, "deterministic": False},
 }
+REPLAY: dict[str, Any] = ONLINE | {
+    "agent": "gtrxl_sac",
+    "policy": {"head_width": 16},
+    "algorithm": {
+        "learning_starts": 64, "train_freq": 8, "segment_length": 4, "batch_size": 4, "buffer_size": 400,
+        "device": "cpu",
+    },
+}  # fmt: skip
 OFFLINE: dict[str, Any] = {
     "agent": "decision_transformer",
     "environment": {"id": "rltransformers/KeyToDoor-v0", "num_envs": 4},
@@ -73,6 +81,7 @@ def configs(updates: int) -> dict[str, dict[str, Any]]:
         "online": ONLINE | {"train": online, "evaluation": evaluated},
         "online, restarts": ONLINE
         | {"environment": CARTPOLE, "train": online | {"restart_every": 160}, "evaluation": evaluated},
+        "replay": REPLAY | {"train": online, "evaluation": evaluated},
         "offline": OFFLINE
         | {"train": {"gradient_steps": updates}, "evaluation": OFFLINE["evaluation"] | {"every": updates // 8}},
     }

@@ -1,13 +1,14 @@
 """What the tests of several processes let them do: small trainings, whose weights come back as numpy arrays."""
 
 import importlib
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
 
-from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLVMPO
+from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from rltransformers.core.world import current_sharing
 from rltransformers.envs import make_vec_env
 from rltransformers.envs.vector import SerialVecEnv
@@ -16,7 +17,7 @@ from tests.agents.test_decision_transformer import Losses, make, record
 from tests.agents.tiny_envs import Stroll, Walk
 
 BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 2, "heads": 2, "memory": 5}
-AGENTS: dict[str, type[OnlineAgent]] = {"ppo": GTrXLPPO, "vmpo": GTrXLVMPO, "dqn": GTrXLDQN}
+AGENTS: dict[str, type[OnlineAgent]] = {"ppo": GTrXLPPO, "vmpo": GTrXLVMPO, "dqn": GTrXLDQN, "sac": GTrXLSAC}
 
 
 class Ends(Losses):
@@ -41,7 +42,8 @@ def environments(task: str, num_envs: int, normalize: bool) -> VecEnv:
         name, options = tasks[task]
         env = make_vec_env(f"rltransformers/{name}-v0", share, env_kwargs=options)
     else:
-        made: type[Walk] = {"walk": Walk, "stroll": Stroll}[task]
+        kinds: dict[str, Any] = {"walk": Walk, "stroll": Stroll, "narrow": partial(Walk, bound=1.0)}
+        made = kinds[task]
         env = VecMonitor(SerialVecEnv([lambda: made(truncates=True)] * share))
     return VecNormalize(env) if normalize else env
 
@@ -63,7 +65,7 @@ def online(
     kwargs = {"backbone": BACKBONE | (backbone or {})} | (policy or {})
     model: Any = AGENTS[agent](next(iter(AGENTS[agent].policy_aliases)), env, seed=3, policy_kwargs=kwargs, **settings)
     start = flat(model)
-    steps = model.train_freq.frequency if agent == "dqn" else model.n_steps
+    steps = model.train_freq.frequency if agent in ("dqn", "sac") else model.n_steps
     model.learn(updates * steps * num_envs, None if ends_in is None else Ends(ends_in))
     if save is not None:
         model.save(save)

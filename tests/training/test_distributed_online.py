@@ -66,6 +66,16 @@ CASES: dict[str, dict[str, Any]] = {
         target_update_interval=4, tau=0.3,
         policy=dict(optimizer_kwargs=dict(eps=1e-5)),
     ),
+    "sac, box": dict(
+        agent="sac", task="narrow", num_envs=4, updates=12, n_step=2, normalize=True,
+        learning_starts=20, learning_rate=1e-2, train_freq=3, segment_length=4, batch_size=5,
+        policy=dict(optimizer_kwargs=dict(eps=1e-5), head_width=16, n_critics=3), memory_refresh="update",
+    ),
+    "sac, discrete, one trunk": dict(
+        agent="sac", task="stroll", num_envs=4, updates=12, learning_starts=20, learning_rate=1e-2, train_freq=3,
+        segment_length=4, batch_size=6,
+        policy=dict(optimizer_kwargs=dict(eps=1e-5), head_width=16, shared_backbone=True),
+    ),
     "ppo, centroids and an auxiliary loss": dict(
         agent="ppo", task="cue", num_envs=4, updates=2, n_steps=6, batch_size=12,
         backbone=dict(
@@ -104,6 +114,10 @@ STOPS: dict[str, dict[str, Any]] = {
     "dqn": dict(
         agent="dqn", policy=dict(optimizer_kwargs=dict(eps=1e-5)), prioritized=True, normalize=True, learning_starts=20,
         learning_rate=3e-3, train_freq=6, segment_length=4, batch_size=5, target_update_interval=2,
+    ),
+    "sac": dict(
+        agent="sac", policy=dict(optimizer_kwargs=dict(eps=1e-5), head_width=16), normalize=True, learning_starts=20,
+        learning_rate=3e-3, train_freq=6, segment_length=4, batch_size=5,
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""``GTrXLPPO``, ``GTrXLVMPO`` and ``GTrXLDQN``. Inputs: three numbers observed, the previous action and reward."""
+"""The online agents. Inputs: three numbers observed, the previous action and reward."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -11,14 +11,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLVMPO
+from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from rltransformers.algorithms.dqn import double_q_values
+from rltransformers.algorithms.sac import soft_values
 from rltransformers.conformance.adapters import rollouts
 from rltransformers.conformance.adapters.rollouts import OBSERVATION, ROLLOUT, Recorder, collected, limited, shaken
 from rltransformers.conformance.protocol import Bootstrap, Traits
 from rltransformers.data.replay import Window
 from rltransformers.data.rollout import Segment
 from rltransformers.policies.memory_policy import PolicyState, StepInputs
+from rltransformers.training.online.off_policy_agent import OffPolicyMemoryAgent
 
 MEMORY, LAYERS, SEGMENT = 4, 2, 8
 BACKBONE = {"preset": "gtrxl", "width": 16, "layers": LAYERS, "heads": 2, "memory": MEMORY}
@@ -89,7 +91,7 @@ def save(model: Any, path: Path) -> None:
 
 def collect_more(model: Any) -> Recorder:
     """So many steps that every environment stands in the middle of an episode."""
-    if not isinstance(model, GTrXLDQN):
+    if not isinstance(model, OffPolicyMemoryAgent):
         return collected(model, 1)
     recorder = Recorder()
     _, callback = model._setup_learn(10**6, recorder)
@@ -155,15 +157,15 @@ class OnPolicyAgent(_Agent):
 class QAgent(_Agent):
     """``GTrXLDQN``, whose training pass begins with the context that the replay brings along."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[GTrXLDQN] | type[GTrXLSAC] = GTrXLDQN, **settings: Any) -> None:
         self.traits = Traits(
             full=MEMORY * LAYERS,
             continues=False,  # what was remembered is computed again from the steps before a segment
             cache=CACHE,
             exempt={"first ratio is 1": "Q-learning compares no probabilities"},
         )
-        self.model = GTrXLDQN(
-            "GTrXLQPolicy",
+        self.model = kind(
+            next(iter(kind.policy_aliases)),
             limited(),
             buffer_size=300,
             learning_starts=0,
@@ -172,6 +174,7 @@ class QAgent(_Agent):
             n_step=1,
             policy_kwargs={"backbone": BACKBONE} | EVERYTHING,
             **SETTINGS,
+            **settings,
         )
         shaken(self.model.policy.learned)
         self.model.policy.follow(1.0)
@@ -245,9 +248,31 @@ class QAgent(_Agent):
             begin = place // SEGMENT * SEGMENT
             drawn = replay.window(np.array([row]), np.array([begin]), SEGMENT + 1, torch.ones(1))
             window = self.model._normalized(drawn.trimmed())
-            policy = self.model.policy
-            q, later = policy.evaluate_window(window).q, policy.evaluate_window(window, target=True).q
-            value = float(double_q_values(q, later)[0, place - begin])
+            value = float(self._bootstrap(window)[0, place - begin])
             where = f"environment {row}, time limit at step {step}"
             found.append(Bootstrap(recorder.inputs(row, step, last), value, where))
         return found
+
+    def _bootstrap(self, window: Window) -> Tensor:
+        policy = self.model.policy
+        return double_q_values(policy.evaluate_window(window).q, policy.evaluate_window(window, target=True).q)
+
+
+class SoftAgent(QAgent):
+    """``GTrXLSAC``; without entropy, whose share in a bootstrap is no part of the value that acting says."""
+
+    def __init__(self) -> None:
+        super().__init__(GTrXLSAC, ent_coef=0.0)
+
+    def _evaluated(self, window: Window) -> Tensor:
+        policy = self.model.policy
+        outputs = policy.window_outputs(policy.features(window, policy.actor), window)
+        drawn = policy.action_head.drawn(outputs)
+        q = policy.critics(policy.features(window, policy.trunk), drawn.boxes)
+        return torch.cat([outputs, (drawn.log_probs.exp() * q.amin(-2)).sum(-1, keepdim=True)], -1)
+
+    def _bootstrap(self, window: Window) -> Tensor:
+        policy = self.model.policy
+        outputs = policy.window_outputs(policy.features(window, policy.actor), window)
+        drawn = policy.action_head.drawn(outputs)
+        return soft_values(policy.target_values(window, drawn), drawn.log_probs, drawn.log_density, torch.zeros(()))

@@ -131,7 +131,7 @@ class StoredAgent(BaseAlgorithm):
             path: file, with or without ``.zip``, or one that is open for bytes.
             env: environment to go on with; None when only ``predict`` is needed. It is wrapped in ``VecNormalize`` if
                 the agent was trained with it, whose statistics are restored. With another number of copies new
-                episodes begin, and ``GTrXLDQN`` fills a new replay, with a warning.
+                episodes begin, and an agent with a replay fills a new one, with a warning.
             device: where the weights go.
             custom_objects: settings that replace the stored ones, under the names of Stable-Baselines3.
             print_system_info: print this machine and its versions, and the version that wrote the file.

@@ -35,11 +35,12 @@ class AgentName(StrEnum):
     GTRXL_PPO = "gtrxl_ppo"
     GTRXL_VMPO = "gtrxl_vmpo"
     GTRXL_DQN = "gtrxl_dqn"
+    GTRXL_SAC = "gtrxl_sac"
     DECISION_TRANSFORMER = "decision_transformer"
     RECURRENT_PPO = "recurrent_ppo"
 
 
-RESTARTING = (AgentName.GTRXL_PPO, AgentName.GTRXL_VMPO, AgentName.GTRXL_DQN)
+RESTARTING = (AgentName.GTRXL_PPO, AgentName.GTRXL_VMPO, AgentName.GTRXL_DQN, AgentName.GTRXL_SAC)
 """Agents that can begin new episodes in the middle of a run and resume from there."""
 
 
@@ -284,8 +285,8 @@ class ExperimentConfig:
     """One run.
 
     Attributes:
-        agent: what learns: gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn, decision_transformer or recurrent_ppo (the baseline:
-            sb3-contrib's, with an LSTM or a GRU).
+        agent: what learns: gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn, gtrxl_sac, decision_transformer or recurrent_ppo (the
+            baseline: sb3-contrib's, with an LSTM or a GRU).
         seed: of everything in the run: weights, actions, minibatches and environments.
         backbone: preset and overrides of ``BackboneConfig``.
         policy: other policy keywords of the agent.
