@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
 
-from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLVMPO
+from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from tests.fuzz.keywords import BACKBONE
 from tests.fuzz.probe import Probe, WrongError
 
@@ -62,6 +62,10 @@ AGENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "GTrXLVMPO": (GTrXLVMPO, {"n_steps": 5, "n_epochs": 1}),
     "GTrXLDQN": (
         GTrXLDQN,
+        {"buffer_size": 400, "segment_length": 4, "learning_starts": 10, "train_freq": 5, "batch_size": 2},
+    ),
+    "GTrXLSAC": (
+        GTrXLSAC,
         {"buffer_size": 400, "segment_length": 4, "learning_starts": 10, "train_freq": 5, "batch_size": 2},
     ),
 }
@@ -142,7 +146,7 @@ def _act(agent: str, env_name: str, move: str, when: str, at: int, of_env: dict[
             super().train(*given, **named)
 
     model = Looking(
-        "GTrXLQPolicy" if agent == "GTrXLDQN" else "GTrXLPolicy",
+        next(iter(kind.policy_aliases)),
         env,
         seed=0,
         device="cpu",

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLVMPO
+from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from rltransformers.data import record
 from rltransformers.envs.make import make_vec_env
 from rltransformers.training.actor import Actor
@@ -71,7 +71,7 @@ def _draw_spaces(chance: random.Random) -> Probe:
     observation, use = _tree(chance, LEAVES, 0), chance.choice(sorted(USES))
     action = spaces.Discrete(3) if use == "GTrXLDQN" or chance.random() < 0.5 else _tree(chance, ACTION_LEAVES, 1)
     name = chance.choice(sorted(NAMES))
-    if name == "make_vec_env" and use not in ("GTrXLPPO", "GTrXLVMPO", "GTrXLDQN"):
+    if name == "make_vec_env" and use not in ("GTrXLPPO", "GTrXLVMPO", "GTrXLDQN", "GTrXLSAC"):
         name = "function"
     text = f"{use} of {observation} -> {action} by {name}"
     return Probe(text, lambda: USES[use](NAMES[name](observation, action)), False)
@@ -129,6 +129,9 @@ USES: dict[str, Callable[[Any], None]] = {
     "GTrXLVMPO": _train(GTrXLVMPO, n_steps=4, n_epochs=1),
     "GTrXLDQN": _train(
         GTrXLDQN, "GTrXLQPolicy", buffer_size=200, learning_starts=8, segment_length=4, train_freq=4, batch_size=2
+    ),
+    "GTrXLSAC": _train(
+        GTrXLSAC, "GTrXLSACPolicy", buffer_size=200, learning_starts=8, segment_length=4, train_freq=4, batch_size=2
     ),
     "record and DecisionTransformer": _record,
 }

@@ -13,16 +13,17 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLVMPO
+from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from tests.agents.tiny_envs import Stroll, Walk
 
-Kind = type[Any]  # one of the three, whose arguments differ
-AGENTS: list[Kind] = [GTrXLPPO, GTrXLVMPO, GTrXLDQN]
+Kind = type[Any]  # one of the four, whose arguments differ
+AGENTS: list[Kind] = [GTrXLPPO, GTrXLVMPO, GTrXLDQN, GTrXLSAC]
+WITH_REPLAY = (GTrXLDQN, GTrXLSAC)
 every_agent = pytest.mark.parametrize("kind", AGENTS)
 
 BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 1, "heads": 2, "memory": 4}
 STEPS = 8
-"""Of a rollout; GTrXLDQN collects 4 at a time."""
+"""Of a rollout; agents with a replay collect 4 at a time."""
 
 VECTOR = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -30,9 +31,9 @@ VECTOR = spaces.Box(-1.0, 1.0, (2,), np.float32)
 def agent(kind: Kind, env: Any = None, policy: dict[str, Any] | None = None, **settings: Any) -> Any:
     """An agent that learns from its first rollout on; without ``env`` in the environment of ``walk``."""
     chosen: dict[str, Any] = {"seed": 0, "device": "cpu", "policy_kwargs": {"backbone": BACKBONE} | (policy or {})}
-    if kind is GTrXLDQN:
-        chosen |= {"learning_starts": 4, "train_freq": 4, "target_update_interval": 3}
-        chosen |= {"segment_length": 4, "batch_size": 4, "buffer_size": 400}
+    if kind in WITH_REPLAY:
+        chosen |= {"target_update_interval": 3} if kind is GTrXLDQN else {}
+        chosen |= {"learning_starts": 4, "train_freq": 4, "segment_length": 4, "batch_size": 4, "buffer_size": 400}
     else:
         chosen |= {"n_steps": STEPS} | ({"n_epochs": 1} if kind is GTrXLPPO else {})
     return kind(*kind.policy_aliases, walk(kind) if env is None else env, **(chosen | settings))

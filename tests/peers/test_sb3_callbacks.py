@@ -20,9 +20,20 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from rltransformers.agents import GTrXLDQN
 from tests.agents.tiny_envs import Steady
-from tests.peers.small import STEPS, VECTOR, Kind, Still, actions_of, agent, every_agent, listening, walk, walks
+from tests.peers.small import (
+    STEPS,
+    VECTOR,
+    WITH_REPLAY,
+    Kind,
+    Still,
+    actions_of,
+    agent,
+    every_agent,
+    listening,
+    walk,
+    walks,
+)
 
 
 @pytest.mark.filterwarnings("ignore:saved at step")
@@ -147,7 +158,7 @@ def test_checkpoints_come_with_replay_and_statistics_that_load(kind: Kind, tmp_p
     loaded = kind.load(tmp_path / f"{stem.format('')}.zip", env=statistics)
     assert loaded.num_timesteps == model.num_timesteps
     replay = tmp_path / f"{stem.format('replay_buffer_')}.pkl"
-    assert replay.exists() == (kind is GTrXLDQN)
-    if kind is GTrXLDQN:
+    assert replay.exists() == (kind in WITH_REPLAY)
+    if kind in WITH_REPLAY:
         loaded.load_replay_buffer(replay)  # without the newest step, whose next observation is still to come
         assert torch.equal(*(each.replay_buffer.rewards[:, : STEPS - 1] for each in (loaded, model)))

@@ -16,11 +16,11 @@ import pytest
 import torch
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 
-from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO
+from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLVMPO
 from rltransformers.core.errors import CheckpointError, ConfigError
 from tests.agents.test_actor import offline
 from tests.agents.tiny_envs import PixelCue
-from tests.peers.small import AGENTS, STEPS, Kind, agent, every_agent, walk, walks
+from tests.peers.small import AGENTS, STEPS, WITH_REPLAY, Kind, agent, every_agent, walk, walks
 
 
 @pytest.fixture(scope="module", params=AGENTS)
@@ -107,7 +107,7 @@ def test_a_loaded_agent_decides_as_before_on_the_device_that_was_asked_for(
 def test_an_agent_with_a_compiled_policy_learns_and_its_file_is_that_of_the_plain_one(
     kind: Kind, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {} if kind in (GTrXLPPO, GTrXLDQN) else {"target_update_interval": 1}
+    settings: dict[str, Any] = {"target_update_interval": 1} if kind is GTrXLVMPO else {}
     models = [agent(kind, **settings) for _ in range(2)]
     models[1].policy = torch.compile(models[1].policy)
     found = []
@@ -151,7 +151,7 @@ def test_another_environment_begins_anew_and_the_same_one_goes_on(kind: Kind, tm
     anew = kind.load(tmp_path / "agent", env=walk(kind), force_reset=True)
     assert anew._last_obs is None
     assert anew.learn(STEPS, reset_num_timesteps=False).num_timesteps == 3 * STEPS
-    with pytest.warns(UserWarning, match="replay") if kind is GTrXLDQN else nullcontext():
+    with pytest.warns(UserWarning, match="replay") if kind in WITH_REPLAY else nullcontext():
         two = kind.load(tmp_path / "agent", env=walks(kind, 2))
     assert two.learn(2 * STEPS).n_envs == 2
 

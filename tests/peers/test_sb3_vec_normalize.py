@@ -11,9 +11,8 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
 
-from rltransformers.agents import GTrXLDQN
 from rltransformers.core.errors import ConfigError
-from tests.peers.small import STEPS, VECTOR, Kind, Still, actions_of, agent, every_agent, walks
+from tests.peers.small import STEPS, VECTOR, WITH_REPLAY, Kind, Still, actions_of, agent, every_agent, walks
 
 MIXED = spaces.Dict({"seen": spaces.Box(-20.0, 20.0, (4,)), "class": spaces.Discrete(3), "kept": VECTOR})
 
@@ -80,7 +79,7 @@ def test_a_stack_of_normalized_frames_is_learned_from_and_kept(kind: Kind, tmp_p
     def stacked() -> VecEnv:
         return VecFrameStack(VecNormalize(walks(kind)), 2)
 
-    if kind is GTrXLDQN:  # its replay holds raw observations and normalizes them later
+    if kind in WITH_REPLAY:  # its replay holds raw observations and normalizes them later
         with pytest.raises(ConfigError, match="make VecNormalize the outer wrapper"):
             agent(kind, stacked())
         return

@@ -9,13 +9,13 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
 
-from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLVMPO
+from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.training.online.online_agent import OnlineAgent
 from tests.agents.tiny_envs import Stroll
 
-KINDS: list[type[OnlineAgent]] = [GTrXLPPO, GTrXLVMPO, GTrXLDQN]
+KINDS: list[type[OnlineAgent]] = [GTrXLPPO, GTrXLVMPO, GTrXLDQN, GTrXLSAC]
 STEPS = 2 * 24
 GAMMA = 0.9
 Statistics = tuple[float, float, float]
@@ -34,6 +34,8 @@ def agent(kind: type[Any], env: VecEnv, reads: bool = False, **settings: Any) ->
     sizes: dict[str, Any] = {"n_steps": 12, "batch_size": 24}
     if kind is GTrXLDQN:
         sizes = {"learning_starts": 10, "segment_length": 4, "target_update_interval": 3}
+    if kind is GTrXLSAC:
+        sizes = {"learning_starts": 10, "segment_length": 4}
     chosen = sizes | {"gamma": GAMMA, "learning_rate": 1e-2, "seed": 0, "device": "cpu"} | settings
     return kind(*kind.policy_aliases, env, policy_kwargs=policy, **chosen)
 
@@ -73,7 +75,7 @@ def test_other_environments_go_on_with_the_statistics_and_begin_new_sums(kind: t
     same = kind.load(tmp_path / "model", env=strolls())
     np.testing.assert_array_equal(same._scale.returns, model._scale.returns)
     assert np.abs(model._scale.returns).max() > 0
-    if kind is GTrXLDQN:
+    if kind in (GTrXLDQN, GTrXLSAC):
         with pytest.warns(UserWarning, match="the replay of the checkpoint is left out"):
             other = kind.load(tmp_path / "model", env=strolls(3))
     else:
