@@ -171,8 +171,7 @@ class Attention(RowMixer):
         shares = engine is engines.fused and q.shape[2] == 1  # a token's query heads stand in groups that share keys
         absorbs = 0 < q.shape[2] <= self.few
         if absorbs:
-            content = self.score.absorbed(content)
-            groups = [Heads(*self.score.shared(group.rows), group.place) for group in past]
+            content, groups = self.score.absorbed(content, past)
         else:
             groups = [Heads(*self.split(group.rows, shares), group.place) for group in past]
         if plan.turns:

@@ -282,7 +282,7 @@ class Score(Part):
         sink: logit of every head that counts in the sum of its softmax and reads nothing, or None.
         norm: of query rows, and of keys as a memory keeps them, or None.
         has_keys: whether key rows hold keys and, behind them, values; otherwise ``split`` makes both of them.
-        few: calls of up to so many tokens read key rows as they are: ``absorbed`` queries meet ``shared`` rows.
+        few: calls of up to so many tokens read key rows as they are, by ``absorbed`` and ``of_latents``.
     """
 
     plain = True
@@ -349,15 +349,12 @@ class Score(Part):
         k, v = rows.split_with_sizes([rows.shape[-1] - values, values], -1)
         return k.unflatten(-1, (groups, -1)), v.unflatten(-1, (groups, -1))
 
-    def absorbed(self, query: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T C"]:
-        """Queries, turned or not, as they meet ``shared`` rows; products are divided by sqrt(C) afterwards."""
-        raise NotImplementedError("a score that reads rows as they are defines absorbed")
+    def absorbed(self, query: Float[Tensor, "B H T K"], past: Past) -> tuple[Float[Tensor, "B H T C"], list[Heads]]:
+        """Queries, turned or not, and rows as the one key and the one value of all heads, C and c numbers wide.
 
-    def shared(
-        self, rows: Float[Tensor, "B *T N E"]
-    ) -> tuple[Float[Tensor, "B 1 *T N C"], Float[Tensor, "B 1 *T N c"]]:
-        """Rows as the one key and the one value of all heads."""
-        raise NotImplementedError("a score that reads rows as they are defines shared")
+        Products are divided by sqrt(C) afterwards. ``of_latents`` takes what heads read.
+        """
+        raise NotImplementedError("a score that reads rows as they are defines absorbed")
 
     def of_latents(self, out: Float[Tensor, "B H T c"]) -> Float[Tensor, "B H T V"]:
         """What heads read from what they read of the one value."""

@@ -14,8 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.roles import HeadOptions, Score
+from rltransformers.attention.roles import HeadOptions, Heads, Score
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
+from rltransformers.functional.keys import Past
 from rltransformers.functional.modules import normalize_rms
 from rltransformers.mixers.interface import Dims
 
@@ -78,17 +79,13 @@ class Latent(Score):
         k, v = made.split_with_sizes([self.head_dim, self.dims.value_dim], -1)
         return torch.cat([key[:, None].expand(*k.shape[:-1], -1), k], -1), v
 
-    def absorbed(self, query: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T C"]:
-        """Queries that meet rows as they are kept; products are divided by sqrt(C) afterwards, not by sqrt(K)."""
+    def absorbed(self, query: Float[Tensor, "B H T K"], past: Past) -> tuple[Float[Tensor, "B H T C"], list[Heads]]:
+        """Queries that meet rows as they are kept, which are not copied."""
         turned, own = query.split_with_sizes([self.turned, self.head_dim], -1)
-        scale = (self.key_width / self.dims.head_dim) ** 0.5
-        return torch.cat([turned, own @ self.up[:, : self.head_dim]], -1) * scale
-
-    def shared(
-        self, rows: Float[Tensor, "B *T N E"]
-    ) -> tuple[Float[Tensor, "B 1 *T N C"], Float[Tensor, "B 1 *T N c"]]:
-        """Rows as the one key and the one value of all heads; not copied."""
-        return rows[:, None], rows[:, None, ..., self.turned :]
+        scale = (self.key_width / self.dims.head_dim) ** 0.5  # products are divided by sqrt(C), not by sqrt(K)
+        rows = [(group.rows[:, None], group.place) for group in past]
+        groups = [Heads(each, each[..., self.turned :], place) for each, place in rows]
+        return torch.cat([turned, own @ self.up[:, : self.head_dim]], -1) * scale, groups
 
     def of_latents(self, out: Float[Tensor, "B H T c"]) -> Float[Tensor, "B H T V"]:
         """What heads read from what they read of latents."""
