@@ -75,13 +75,24 @@ class GatedOutput(nn.Module):
         heads, value_dim: H and V.
         gate: "silu", "sigmoid", or "none" without W_g.
         bias: whether both projections have biases, which start at 0.
+        norm: whether heads are normalized; otherwise they stay as they are.
     """
 
     no_decay = ("gain",)
 
-    def __init__(self, width: int, heads: int, value_dim: int, gate: OutputGate = "silu", bias: bool = False) -> None:
+    gain: nn.Parameter | None
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        value_dim: int,
+        gate: OutputGate = "silu",
+        bias: bool = False,
+        norm: bool = True,
+    ) -> None:
         super().__init__()
-        self.gain = nn.Parameter(torch.ones(value_dim))
+        self.gain = nn.Parameter(torch.ones(value_dim)) if norm else None
         self.gate = None if gate == "none" else nn.Linear(width, heads * value_dim, bias)
         self.act = F.silu if gate == "silu" else torch.sigmoid
         self.out = nn.Linear(heads * value_dim, width, bias)
@@ -94,7 +105,7 @@ class GatedOutput(nn.Module):
     ) -> Float[Tensor, "B t D"]:
         """The ``wanted`` tokens of what the heads read; ``h`` are the inputs of the layer."""
         rows = chosen(heads.transpose(1, 2), wanted)
-        mixed = normalize_rms(rows, self.gain).flatten(2)
+        mixed = (rows if self.gain is None else normalize_rms(rows, self.gain)).flatten(2)
         if self.gate is not None:
             mixed = mixed * self.act(self.gate(chosen(h, wanted)))
         return self.out(mixed.to(h.dtype))

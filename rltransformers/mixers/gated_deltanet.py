@@ -43,7 +43,7 @@ class GatedDeltaNet(DeltaRule):
         if options.decay:
             self.log_scale = nn.Parameter((16 * (1 - torch.rand(dims.heads))).log())  # below 16 per unit of time
             self.step_bias = nn.Parameter(bias_of_steps(dims.heads))
-        self.out = GatedOutput(dims.width, dims.heads, dims.value_dim, "silu", dims.bias)
+        self.out = GatedOutput(dims.width, dims.heads, dims.value_dim, "silu", dims.bias, options.norm)
 
     def log_decay(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T"] | None:
         """``-exp(log_scale) softplus(w h + step_bias)``."""

@@ -38,7 +38,7 @@ class KimiDeltaAttention(DeltaRule):
         self.decay = nn.Sequential(nn.Linear(dims.width, rank, bias=False), nn.Linear(rank, channels, bias=False))
         self.log_scale = nn.Parameter(torch.empty(dims.heads).uniform_(1, 16).log())  # of rates per unit of time
         self.step_bias = nn.Parameter(bias_of_steps(channels))
-        self.out = GatedOutput(dims.width, dims.heads, dims.value_dim, "sigmoid", dims.bias)
+        self.out = GatedOutput(dims.width, dims.heads, dims.value_dim, "sigmoid", dims.bias, options.norm)
 
     def log_decay(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
         """``-exp(log_scale) softplus(W_2 W_1 h + step_bias)``; float32 at least."""

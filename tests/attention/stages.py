@@ -37,8 +37,10 @@ def short_convolution(x: Tensor, conv: Any) -> tuple[Tensor, Tensor]:
 
 
 def gated_output(heads: list[Tensor], row: Tensor, stage: Any) -> Tensor:
-    """The output of one token: heads divided by their root mean square, times a gate, projected."""
-    rows = torch.cat([head / torch.sqrt((head @ head) / len(head) + 1e-5) * stage.gain for head in heads])
+    """The output of one token: heads, divided by their root mean square if there are gains, times a gate, projected."""
+    if stage.gain is not None:
+        heads = [head / torch.sqrt((head @ head) / len(head) + 1e-5) * stage.gain for head in heads]
+    rows = torch.cat(heads)
     if stage.gate is not None:
         gate = stage.gate(row)
         rows = rows * sigmoid(gate) * (gate if stage.act is torch.nn.functional.silu else 1)

@@ -65,7 +65,12 @@ ALIKE = (
     *("a wide minimal lstm beside a highway", "complex numbers in a narrow ring"),
     *("a state space of one number with long steps", "a real-gated recurrence without its convolution"),
     *("traces of one frequency", "hadamard memory that hardly grows", "mLSTM without expansion or convolution"),
-    *("KDA with negative eigenvalues", "blocks sorted among steps", "walks among steps", "slots among steps"),
+    *(
+        "KDA with negative eigenvalues and without norm",
+        "blocks sorted among steps",
+        "walks among steps",
+        "slots among steps",
+    ),
     *("halting computed again", "elements read by grouped heads", "elements between layers with a state"),
     *("elements on the way out of the stack", "elements of one layer applied again", "one oscillator, not rectified"),
 )

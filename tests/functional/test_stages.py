@@ -65,7 +65,7 @@ def test_without_taps_silu_is_left_and_no_row_is_kept(silu: bool) -> None:
 def test_a_gated_output_normalizes_every_head_alone(gate: OutputGate) -> None:
     heads, value_dim, width = 2, 3, 5
     ours = GatedOutput(width, heads, value_dim, gate, bias=True).double()
-    nn.init.normal_(ours.gain)
+    nn.init.normal_(ours.gain)  # type: ignore[arg-type]  # there are gains
     read, h = torch.randn(B, heads, T, value_dim).double(), torch.randn(B, T, width).double()
     acts = {"silu": lambda x: x * x.sigmoid(), "sigmoid": torch.sigmoid, "none": torch.ones_like}
 
@@ -78,6 +78,15 @@ def test_a_gated_output_normalizes_every_head_alone(gate: OutputGate) -> None:
     torch.testing.assert_close(ours(read, h), expected)
     torch.testing.assert_close(ours(read, h, slice(-2, None)), expected[:, -2:])
     torch.testing.assert_close(ours(1e3 * read, h), expected, rtol=1e-4, atol=1e-4)  # eps is all that differs
+
+
+def test_without_norm_a_gated_output_is_linear_in_what_the_heads_read() -> None:
+    ours = GatedOutput(5, 2, 3, norm=False).double()
+    read, h = torch.randn(B, 2, T, 3).double(), torch.randn(B, T, 5).double()
+    gate = ours.gate(h)  # type: ignore[misc]  # there is one
+    torch.testing.assert_close(ours(read, h), ours.out(read.transpose(1, 2).flatten(2) * gate * gate.sigmoid()))
+    torch.testing.assert_close(ours(1e-3 * read, h), 1e-3 * ours(read, h))
+    assert {name for name, _ in ours.named_parameters()} == {"gate.weight", "out.weight"}
 
 
 def test_reads_of_zero_have_outputs_and_gradients_of_a_bounded_size() -> None:

@@ -24,7 +24,7 @@ def memory(count: int = 1, decay: bool = False, negative_eigenvalues: bool = Fal
     """One head whose inputs are its query, keys, values, rates and decay, one after another."""
     width = K + count * (K + V + 1) + 1
     dims = Dims(width=width, heads=1, kv_heads=1, head_dim=K, value_dim=V, memory=1)
-    mixer = GatedDeltaNet(dims, Options(negative_eigenvalues, 0, decay, count))
+    mixer = GatedDeltaNet(dims, Options(negative_eigenvalues, conv=0, decay=decay, householder=count))
     rows, rates = torch.eye(width), K + count * (K + V)
     mixer.project.weight.data = rows[:rates]
     mixer.rate.weight.data = rows[rates : rates + count]

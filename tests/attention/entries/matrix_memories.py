@@ -174,11 +174,11 @@ ROWS: dict[tuple[str, str], Row] = {
 }
 
 VARIANTS: dict[str, Row] = {
-    "DeltaNet with negative eigenvalues": Row(
+    "DeltaNet with negative eigenvalues and without norm": Row(
         {
             **GROUPED,
             "attention_bias": True,
-            "mixer": {"name": "gated_deltanet", "decay": False, "negative_eigenvalues": True, "conv": 0},
+            "mixer": {"name": "gated_deltanet", "decay": False, "negative_eigenvalues": True, "norm": False, "conv": 0},
         }
     ),
     "Gated DeltaNet with three corrections": Row(
@@ -191,11 +191,11 @@ VARIANTS: dict[str, Row] = {
     "mLSTM without expansion or convolution": Row(
         {**KERNEL, "mixer": {"name": "mlstm", "expansion": 1, "conv": 0, "block": 3}},
     ),
-    "KDA with negative eigenvalues": Row(
+    "KDA with negative eigenvalues and without norm": Row(
         {
             **GROUPED,
             "attention_bias": True,
-            "mixer": {"name": "kda", "negative_eigenvalues": True, "conv": 0, "rank": 2},
+            "mixer": {"name": "kda", "negative_eigenvalues": True, "norm": False, "conv": 0, "rank": 2},
         }
     ),
 }
