@@ -78,18 +78,20 @@ class CueRecall(Rules):
 class _Questions(Rules):
     """Something changes step by step; at random steps, and at the last one, the agent is asked how it stands now.
 
-    Rewards are 1 / number of questions for each right answer, so the return of an episode is its share of right
-    answers, and the best return is 1. An episode succeeds if all answers are right. Neither the time nor the length of
-    the episode is shown. What happens at step t is random words of (seed, t): an episode of any length takes two draws.
+    One of every ``steps_per_question`` steps asks, each of them as likely: episodes of one length ask as often as each
+    other, but for one question. Rewards are 1 / number of questions for each right answer, so the return of an episode
+    is its share of right answers, and the best return is 1. An episode succeeds if all answers are right. Neither the
+    time nor the length of the episode is shown. What happens at step t is random words of (seed, t): an episode of any
+    length takes two draws.
     """
 
     length: Annotated[int, Ge(1), Le(10**6)] = 40
     shortest_length: Annotated[int, Ge(1), Le(10**6)] | None = None
-    question_probability: UnitInterval = 0.25
+    steps_per_question: Length = 4
 
     draws: ClassVar[int] = 2
     words: ClassVar[int] = 4
-    """Random words of a step; the first one decides whether it asks."""
+    """Random words of a step; the first one says where the steps from it on ask, if a block of them begins with it."""
 
     def __post_init__(self) -> None:
         check_shortest("length", self.length, self.shortest_length)
@@ -109,11 +111,12 @@ class _Questions(Rules):
     def start(self, uniform: Array) -> State:
         seed = whole(uniform[:, 0], 2**53)
         last = log_uniform(uniform[:, 1], self.shortest_length, self.length) - 1
+        blocks, rest = np.divmod(last - self.before_questions, self.steps_per_question)
         state = {
             "seed": seed,
             "t": np.zeros(len(seed), np.int64),
             "last": last,
-            "questions": self._number_of_questions(seed, last),
+            "questions": 1 + blocks + (self._asking_place(seed, last - rest) < rest),
             "all_right": np.ones(len(seed), bool),
         }
         return self._with_event(state | self.first_values(len(seed)))
@@ -138,19 +141,17 @@ class _Questions(Rules):
         """The right action where the step asks."""
 
     def _with_event(self, state: State) -> State:
-        words = random_words(state["seed"][:, None], self.words * state["t"][:, None] + np.arange(self.words))
-        drawn = (random_shares(words[:, 0]) < self.question_probability) & (state["t"] >= self.before_questions)
-        state = state | {"asked": drawn | (state["t"] == state["last"])}
+        t = state["t"]
+        place = (t - self.before_questions) % self.steps_per_question
+        drawn = (place == self._asking_place(state["seed"], t - place)) & (t >= self.before_questions)
+        state = state | {"asked": drawn | (t == state["last"])}
+        words = random_words(state["seed"][:, None], self.words * t[:, None] + np.arange(self.words))
         return state | self.event(state, words)
 
-    def _number_of_questions(self, seed: Array, last: Array) -> Array:
-        """Counted in blocks of steps, which bounds memory."""
-        number = np.ones(len(seed), np.int64)
-        for begin in range(self.before_questions, int(last.max()), 1024):
-            t = np.arange(begin, min(begin + 1024, int(last.max())))
-            shares = random_shares(random_words(seed[:, None], self.words * t))
-            number += np.count_nonzero((shares < self.question_probability) & (t < last[:, None]), axis=1)
-        return number
+    def _asking_place(self, seed: Array, begin: Array) -> Array:
+        """Which of the ``steps_per_question`` steps from ``begin`` on asks."""
+        place: Array = random_words(seed, self.words * begin) % np.uint64(self.steps_per_question)
+        return place.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -158,15 +159,16 @@ class Parity(_Questions):
     """Each step shows a random bit; asked for the parity of all bits so far, the present one included.
 
     Observation: Box [3] of zeros and ones: the bit one-hot, then whether an answer is due. Action: Discrete(2), the
-    parity, looked at only when an answer is due. Each step asks with ``question_probability`` q, the last one always.
-    Each right answer pays 1 / number of questions, so the return is the share of right answers; the best is 1. An
-    episode succeeds if all answers are right. It has ``length`` steps L; with ``shortest_length`` it draws a length of
-    its own from shortest_length..length, log-uniformly: questions after few bits are easy, and teach the others.
+    parity, looked at only when an answer is due. A random one of the first ``steps_per_question`` steps s asks, one of
+    the next, and so on, and the last step always. Each right answer pays 1 / number of questions, so the return is the
+    share of right answers; the best is 1. An episode succeeds if all answers are right. It has ``length`` steps L; with
+    ``shortest_length`` it draws a length of its own from shortest_length..length, log-uniformly: questions after few
+    bits are easy, and teach the others.
 
     Without memory only the answer to a question at the first step is better than a coin. The best mean return without
-    memory is (1 + w) / 2, where w is the expected share of that question: w = ((1 - p^L) / L - p (1 - p^(L-1)) /
-    (L-1)) / q with p = 1 - q for L > 1, and 1 for L = 1. That is 0.512 with the defaults, and 1/2 for long episodes.
-    Success without memory: 2^-n for n questions behind the first step.
+    memory is (1 + w) / 2, where w is the expected share of that question: w = (1 - r / s) / (s (b + 1)) + r / (s^2 (b
+    + 2)) for L - 1 = b s + r with b >= 1, 1 / (2 s) for 1 < L <= s, and 1 for L = 1. That is 0.512 with the defaults,
+    and 1/2 for long episodes. Success without memory: 2^-n for n questions behind the first step.
 
     Nothing can be forgotten and nothing has to be kept but one bit. Attention over a window that is shorter than the
     episode cannot do it, and softmax attention can hardly at any length (Hahn 2020, arXiv 1906.06755); linear recurrent
@@ -278,8 +280,8 @@ class LastKey(_Facts):
     Observation: Box [keys + values + 1] of zeros and ones: the key one-hot, the value one-hot (zeros when an answer is
     due), then whether an answer is due. Action: Discrete(values), the latest value under the key that is shown, looked
     at only when an answer is due. Any key that was written is equally likely to be asked for. The first step stores;
-    later ones ask with ``question_probability``, the last one always. Rewards, success and length are those of
-    ``Parity``; the best return is 1. Without memory, and without reading from it by key, the mean return is 1 / values.
+    questions among the later ones, rewards, success and length are those of ``Parity``; the best return is 1. Without
+    memory, and without reading from it by key, the mean return is 1 / values.
 
     It is recall by association, with overwriting: what has to be kept is a value per key, not the pairs. After the
     multi-query recall of Arora et al. 2023 (arXiv 2312.04927), in which no key is written twice.
@@ -309,8 +311,8 @@ class MovingCue(_Facts):
     """Objects of different colors stand in places and are moved now and then; asked where a color stands now.
 
     The first steps tell the place of each of the ``colors`` objects, which was drawn uniformly from ``places``; places
-    may be shared. Later each step asks with ``question_probability`` for a random color; else, with
-    ``move_probability``, a random object is moved to a random other place, which is told once; else it is silent.
+    may be shared. Later steps ask for a random color, as often as those of ``Parity``; else, with
+    ``move_probability``, a random object is moved to a random other place, which is told once; else a step is silent.
     Observation: Box [colors + places + 1] of zeros and ones: the color one-hot, its new place one-hot, then whether an
     answer is due; zeros in silence. Action: Discrete(places), looked at only when an answer is due. The last step
     asks. Rewards, success and length are those of ``Parity``; the best return is 1. Without memory the mean return is

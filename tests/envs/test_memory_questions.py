@@ -1,6 +1,5 @@
 """Tasks that ask while the answer changes: reference answers, bounds without memory, questions and long episodes."""
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -95,7 +94,7 @@ def play(rules: Rules, act: Player, episodes: int = 200, seed: int = 0) -> tuple
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"question_probability": 1.0}, {"question_probability": 0.0}, {"length": 300, "shortest_length": 9}],
+    [{}, {"steps_per_question": 1}, {"steps_per_question": 10**9}, {"length": 300, "shortest_length": 9}],
 )
 @pytest.mark.parametrize("task", QUESTION_TASKS)
 def test_a_reference_that_sees_observations_alone_gives_all_answers(
@@ -170,15 +169,13 @@ def best_without_memory(rules: Rules, episodes: int) -> float:
     return float(sum(total.max() for total in pays.values())) / episodes
 
 
-def share_of_steps(length: int, probability: float) -> Array:
-    """The expected share of each step in the questions of an episode, 0 where it does not ask: sums over binomials."""
-    shares = np.zeros(length)
-    for t in range(length):
-        certain, others = (1, length - 1) if t == length - 1 else (2, length - 2)
-        for more in range(others + 1):
-            chance = math.comb(others, more) * probability**more * (1 - probability) ** (others - more)
-            shares[t] += chance / (certain + more)
-        shares[t] *= 1 if t == length - 1 else probability
+def share_of_steps(length: int, every: int) -> Array:
+    """The expected share of each step in the questions of an episode: whole blocks of steps, the rest, the last one."""
+    shares, (blocks, rest) = np.zeros(length), divmod(length - 1, every)
+    for others, chance in ((blocks, 1 - rest / every), (blocks + 1, rest / every)):
+        shares[-1] += chance / (others + 1)
+        shares[: blocks * every] += chance / every / (others + 1)
+    shares[blocks * every : -1] += 1 / every / (blocks + 2)
     return shares
 
 
@@ -197,34 +194,35 @@ def polygon_bound(sides: int, shares: Array) -> float:
     return float(sum(max(by_pose.values()) for by_pose in pays))
 
 
-def parity_bound(length: int, q: float) -> float:
+def parity_bound(length: int, every: int) -> float:
     """The formula of the docstring."""
-    p = 1 - q
-    share = 1.0 if length == 1 else ((1 - p**length) / length - p * (1 - p ** (length - 1)) / (length - 1)) / q
+    blocks, rest = divmod(length - 1, every)
+    share = (1 - rest / every) / (every * (blocks + 1)) + rest / (every**2 * (blocks + 2))
+    share = share if blocks else 1 / (2 * every) if rest else 1.0
     return (1 + share) / 2
 
 
-@pytest.mark.parametrize(("length", "q"), [(1, 0.3), (2, 0.3), (7, 0.6), (40, 0.25), (40, 1.0)])
-def test_the_formula_for_parity_without_memory_is_the_sum_over_numbers_of_questions(length: int, q: float) -> None:
-    shares = share_of_steps(length, q)
+@pytest.mark.parametrize(("length", "every"), [(1, 3), (2, 3), (4, 3), (7, 2), (40, 4), (40, 1)])
+def test_the_formula_for_parity_without_memory_is_the_share_of_the_first_step(length: int, every: int) -> None:
+    shares = share_of_steps(length, every)
     assert shares.sum() == pytest.approx(1.0)
-    assert parity_bound(length, q) == pytest.approx((1 + shares[0]) / 2)
+    assert parity_bound(length, every) == pytest.approx((1 + shares[0]) / 2)
 
 
 def test_bounds_of_the_docstrings_at_the_default_options() -> None:
-    assert parity_bound(40, 0.25) == pytest.approx(0.512, abs=5e-4)
-    assert polygon_bound(3, share_of_steps(40, 0.25)) == pytest.approx(0.192, abs=5e-4)
-    assert polygon_bound(3, share_of_steps(400, 0.25)) == pytest.approx(1 / 6, abs=0.003)
+    assert parity_bound(40, 4) == pytest.approx(0.512, abs=5e-4)
+    assert polygon_bound(3, share_of_steps(40, 4)) == pytest.approx(0.192, abs=5e-4)
+    assert polygon_bound(3, share_of_steps(400, 4)) == pytest.approx(1 / 6, abs=0.003)
 
 
 @pytest.mark.parametrize(
     ("rules", "bound"),
     [
-        (Parity(), parity_bound(40, 0.25)),
-        (Parity(length=3, question_probability=0.6), parity_bound(3, 0.6)),
-        (Parity(length=2, shortest_length=1), np.log(2) / np.log(3) + parity_bound(2, 0.25) * np.log(1.5) / np.log(3)),
-        (Dihedral(), polygon_bound(3, share_of_steps(40, 0.25))),
-        (Dihedral(sides=4, length=6, question_probability=0.5), polygon_bound(4, share_of_steps(6, 0.5))),
+        (Parity(), parity_bound(40, 4)),
+        (Parity(length=3, steps_per_question=2), parity_bound(3, 2)),
+        (Parity(length=2, shortest_length=1), np.log(2) / np.log(3) + parity_bound(2, 4) * np.log(1.5) / np.log(3)),
+        (Dihedral(), polygon_bound(3, share_of_steps(40, 4))),
+        (Dihedral(sides=4, length=6, steps_per_question=2), polygon_bound(4, share_of_steps(6, 2))),
         (LastKey(), 1 / 4),
         (LastKey(keys=3, values=2, length=5), 1 / 2),
         (MovingCue(), 1 / 4),
@@ -259,12 +257,12 @@ def test_one_wrong_answer_costs_its_share_and_the_success(task: Callable[..., Ru
 
 
 @pytest.mark.parametrize(("task", "silent"), [(MovingCue, 3), (LastKey, 1), (Parity, 0), (Dihedral, 0)])
-@pytest.mark.parametrize("probability", [0.0, 0.25, 1.0])
-def test_steps_ask_as_often_as_told_and_the_last_one_always(
-    task: Callable[..., Rules], silent: int, probability: float
+@pytest.mark.parametrize("every", [1, 4, 7, 10**9])
+def test_one_of_every_few_steps_asks_and_the_last_one_always(
+    task: Callable[..., Rules], silent: int, every: int
 ) -> None:
-    """Over 2,500 steps, whose questions are counted beforehand in several blocks; 4 deviations of 20 x 2,496 coins."""
-    rules = task(length=2500, question_probability=probability)
+    """Of 20 episodes of 2,500 steps; 4 deviations of the mean place of a question in its block."""
+    rules = task(length=2500, steps_per_question=every)
     state = rules.start(np.random.default_rng(0).random((20, rules.draws)))
     rows = []
     for _ in range(2500):
@@ -273,8 +271,13 @@ def test_steps_ask_as_often_as_told_and_the_last_one_always(
     asks = np.stack(rows)
     np.testing.assert_array_equal(asks.sum(0), state["questions"])
     assert not asks[:silent].any() and asks[-1].all()
-    deviation = (probability * (1 - probability) / (20 * 2496)) ** 0.5
-    assert abs(asks[silent:-1].mean() - probability) <= 4 * deviation
+    blocks, rest = divmod(2499 - silent, every)
+    assert (asks[2499 - rest : -1].sum(0) <= 1).all()
+    if blocks:
+        within = asks[silent : 2499 - rest].reshape(blocks, every, 20)
+        assert (within.sum(1) == 1).all()
+        deviation = ((every**2 - 1) / 12 / (20 * blocks)) ** 0.5
+        assert abs(within.argmax(1).mean() - (every - 1) / 2) <= 4 * deviation
 
 
 @pytest.mark.parametrize("task", QUESTION_TASKS)
@@ -361,7 +364,7 @@ def test_a_question_of_last_key_picks_any_written_key() -> None:
 
 def test_moving_cue_tells_all_places_then_moves_one_object_now_and_then_to_another_place() -> None:
     """3 colors, 4 places, 100 x 400 steps: 4 deviations of a share of 0.3 of 30,000 steps are 0.0106."""
-    rules = MovingCue(length=1000, move_probability=0.3, question_probability=0.25)
+    rules = MovingCue(length=1000, move_probability=0.3)
     rows = observations(rules, 100, 400)
     colors, places, asks = rows[..., :3], rows[..., 3:-1], np.equal(rows[..., -1], 1)
     np.testing.assert_array_equal(colors[:3], np.eye(3)[:, None].repeat(100, 1))
@@ -390,7 +393,7 @@ def test_moving_cue_tells_all_places_then_moves_one_object_now_and_then_to_anoth
         ("Parity", {"length": 0}, "length must be a whole number in [1, 1000000], got 0"),
         ("Parity", {"length": 10**7}, "length must be a whole number in [1, 1000000], got 10000000"),
         ("Parity", {"shortest_length": 41}, "length with shortest_length 41 must be a whole number of at least 41"),
-        ("Parity", {"question_probability": 1.5}, "question_probability must be a finite number in [0, 1], got 1.5"),
+        ("Parity", {"steps_per_question": 0}, "steps_per_question must be a whole number in [1, 1000000000], got 0"),
         ("Dihedral", {"sides": 2}, "sides must be a whole number in [3, 1000], got 2"),
         ("LastKey", {"length": 1}, "length with questions from step 2 on must be a whole number of at least 2, got 1"),
         ("LastKey", {"shortest_length": 1}, "shortest_length with questions from step 2 on must be"),
