@@ -159,6 +159,7 @@ WRITTEN = (
     *("gtrxl", "universal_act", "compressive", "topk", "linear_transformer", "average", "nystromformer", "bp"),
     *("memorizing", "bigbird", "clustered", "rfa", "capsule", "tupe", "gaussian_predicted", "poolingformer", "calm"),
     *("informer", "dynamic_conv", "gmlp", "graph_attention", "synthesizer_dense", "lowrank_band", "blockwise"),
+    *("hybrid", "retnet", "griffin", "xlstm"),
 )
 """Presets that are written: together they have every operation, with the types that it takes, of any preset.
 
