@@ -7,6 +7,7 @@ fresh weights. ``OffPolicyMemoryAgent`` collects and keeps the replay. Axes: E e
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -40,8 +41,10 @@ from rltransformers.core.ranges import (
     WholeNumber,
     strict,
 )
+from rltransformers.data.replay import Window
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.sac_policy import GTrXLSACPolicy, TrunkEvaluation
+from rltransformers.policies.soft_head import Drawn
 from rltransformers.policies.steps import Acting
 from rltransformers.training.online import replay_data
 from rltransformers.training.online.off_policy_agent import MemoryRefresh, OffPolicyMemoryAgent
@@ -204,11 +207,8 @@ class GTrXLSAC(OffPolicyMemoryAgent):
                 targets = n_step_returns(window.rewards, discounts, values, ~window.counts, self.n_step)
 
             # The critics follow their targets.
-            def errors(features: Tensor, boxes: Any = boxes, index: Any = index, targets: Any = targets) -> Tensor:
-                gaps = policy.taken_values(features, boxes, index) - targets.unsqueeze(-1)
-                return 0.5 * gaps.square().sum(-1)
-
             q = policy.taken_values(critic.features[:, learned], boxes, index)
+            errors = partial(policy.critic_errors, boxes=boxes, index=index, targets=targets)
             policy.add_deep_losses(critic, trunk, window, errors, self.segment_length)
             rows = sharing.gather({"q": q, "targets": targets, "counts": counts}, takers)
             loss = add_auxiliary(critic_loss(**rows), critic, counts, rows["counts"], sharing)
@@ -216,30 +216,22 @@ class GTrXLSAC(OffPolicyMemoryAgent):
 
             # The actor prefers what the critics now value; they read the features from before their step.
             seen = critic.features[:, learned].detach()
-
-            def worth(features: Tensor, window: Any = window, noise: Any = noise, seen: Any = seen) -> Tensor:
-                drawn = head.drawn(policy.window_outputs(features, window), noise[:, learned])
-                q = policy.critics(seen, drawn.boxes)
-                return soft_values(q, drawn.log_probs, drawn.log_density, self.temperature.value)
-
-            log_probs, log_density = drawn.log_probs[:, learned], drawn.log_density[:, learned]
+            drawn = Drawn(*(part[:, learned] for part in drawn))
             policy.critics.requires_grad_(False)
-            q = policy.critics(seen, drawn.boxes[:, learned])
-            if not shared:
-                policy.add_deep_losses(actor, policy.actor, window, lambda x: -worth(x), self.segment_length)
+            values = soft_values(policy.critics(seen, drawn.boxes), drawn.log_probs, drawn.log_density, temperature)
+            regrets = partial(self._regrets, window=window, noise=noise[:, learned], seen=seen)
+            policy.add_deep_losses(actor, policy.actor, window, regrets, self.segment_length)
             policy.critics.requires_grad_(True)
-            tensors = {
-                "values": soft_values(q, log_probs, log_density, temperature),
-                "entropy": entropies(log_probs, log_density),
-                "counts": counts,
-            }
-            aims = sharing.gather({"target": self._aims(log_probs)}, takers)["target"]
+            entropy = entropies(drawn.log_probs, drawn.log_density)
+            tensors = {"values": values, "entropy": entropy, "aims": self._aims(drawn.log_probs), "counts": counts}
             rows = sharing.gather(tensors, takers)
-            gain = add_auxiliary(actor_loss(**rows), actor, counts, rows["counts"], sharing)
+            gain = actor_loss(rows["values"], rows["entropy"], rows["counts"])
+            gain = add_auxiliary(gain, actor, counts, rows["counts"], sharing)
             actor_norm = descend(policy, gain.total, actor_parameters, bound, self._n_updates, sharing)
 
             # The temperature grows while the policy is more certain than it should be.
-            ent_coef_loss = temperature_loss(self.temperature.log_ent_coef, rows["entropy"], aims, rows["counts"])
+            log_ent_coef = self.temperature.log_ent_coef
+            ent_coef_loss = temperature_loss(log_ent_coef, rows["entropy"], rows["aims"], rows["counts"])
             if self.temperature.fixed is None:
                 self.temperature_optimizer.zero_grad()
                 ent_coef_loss.backward()
@@ -262,6 +254,12 @@ class GTrXLSAC(OffPolicyMemoryAgent):
         for name, column in others.items():
             logger.record(f"train/{name}", float(np.mean(column)))
         logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def _regrets(self, features: Tensor, window: Window, noise: Tensor, seen: Tensor) -> Tensor:
+        """What the actor would lose at every step with features of an inner layer; ``seen`` are the critics'."""
+        drawn = self.policy.action_head.drawn(self.policy.window_outputs(features, window), noise)
+        q = self.policy.critics(seen, drawn.boxes)
+        return -soft_values(q, drawn.log_probs, drawn.log_density, self.temperature.value)
 
     def _noise(self, batch_size: int, takers: Tensor) -> Tensor:
         """Normal numbers for the Boxes at every row of the segments of this process; drawn alike everywhere."""

@@ -201,6 +201,16 @@ class GTrXLSACPolicy(ReplayPolicy):
         q = self.critics(features, boxes)
         return q.gather(-1, index[..., None, None].expand(*q.shape[:-1], 1)).squeeze(-1)
 
+    def critic_errors(
+        self,
+        features: Float[Tensor, "B L W"],
+        boxes: Float[Tensor, "B L A"],
+        index: Shaped[Tensor, "B L"],
+        targets: Float[Tensor, "B L"],
+    ) -> Float[Tensor, "B L"]:
+        """Half the squared errors of the actions that were taken, the sum over the critics."""
+        return 0.5 * (self.taken_values(features, boxes, index) - targets.unsqueeze(-1)).square().sum(-1)
+
     def add_deep_losses(
         self,
         now: TrunkEvaluation,
