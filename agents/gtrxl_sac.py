@@ -65,8 +65,8 @@ class GTrXLSAC(OffPolicyMemoryAgent):
         policy: ``"GTrXLSACPolicy"``, or a subclass of it.
         env, learning_rate, gamma, max_grad_norm, acting, stats_window_size, tensorboard_log, verbose, seed, device: as
             for ``GTrXLPPO``; the gradients of actor and critics are clipped apart.
-        buffer_size, batch_size, segment_length, burn_in, train_freq, gradient_steps, scale_rewards, memory_refresh,
-            checkpoint_replay: as for ``GTrXLDQN``.
+        buffer_size, batch_size, segment_length, burn_in, train_freq, gradient_steps: as for ``GTrXLDQN``.
+        scale_rewards, memory_refresh, checkpoint_replay: as for ``GTrXLDQN``.
         learning_starts: environment steps with uniformly random actions before the first update.
         encoder_rate: learning rate of encoders and backbones, in units of ``learning_rate``.
         tau: share of the way that the target network moves after every update.

@@ -239,6 +239,8 @@ def _by_agent(
         explained = OF_RECURRENT_PPO if agent is AgentName.RECURRENT_PPO else explanations(made)
         for name, hint in hints_of(agent).items():
             explanation = explained.get(name, "")
+            if explanation.startswith("As for GTrXLDQN"):
+                explanation = explanations(AGENT_CLASSES[AgentName.GTRXL_DQN]).get(name, "")
             explanation = (
                 common.get(name, "") if not explanation or explanation.startswith("As for GTrXL") else explanation
             )
