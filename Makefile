@@ -14,7 +14,7 @@ BYTECODE := PYTHONDONTWRITEBYTECODE=
 
 help:
 	@echo "make demo   train both agents on small tasks and print one table (about 5 minutes on 2 cores, the installation included)"
-	@echo "make test   run all tests, training tests included (about 13 minutes on 2 cores, the installation aside)"
+	@echo "make test   run all tests, training tests included (about 14 minutes on 2 cores, the installation aside)"
 	@echo "make test-oldest   run all tests with the oldest versions that pyproject.toml allows (PyTorch from PyPI, about 3 GB)"
 	@echo "make test-third-party   run the checks in which packages of others do most of the work, and write docs/third_party.md"
 	@echo "make check  format, lint, types, import rules, the site and the fast tests that the changes need, before every commit"
