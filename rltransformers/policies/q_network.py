@@ -27,8 +27,6 @@ from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.memory_policy import AdamOptions, TokenBackbone, hidden_layer, weighted_losses
 from rltransformers.policies.observed import ObservationOptions
-from rltransformers.policies.own_policies import decay_groups, over
-from rltransformers.policies.registered import check_alike
 from rltransformers.policies.replay_policy import ReplayPolicy
 
 
@@ -158,18 +156,7 @@ class GTrXLQPolicy(ReplayPolicy):
         self.init_weights(self.action_head.linear, gain=0.01)
         later = predicts_later(self.actor.backbone)
         self.later_net = nn.Linear(latent, self.action_head.linear.out_features) if later else None
-        # Adam's own epsilon: errors of Q-learning are as small as rewards, where a larger one takes the steps away.
-        options: dict[str, Any] = {"fused": True} | dict(optimizer_kwargs or {})
-        self.optimizer = torch.optim.Adam(decay_groups(self, self.parameters()), lr=lr_schedule(1.0), **options)
-        self.learned = list(self.parameters())
-        self.target = self._slow_copy()
-
-    def complete(self) -> None:
-        """As for ``GTrXLPolicy``; the target network copies ``actor``, ``action_hidden`` and ``action_head``."""
-        check_alike(self, f"policy {type(self).__name__}")
-        self.learned = [each for name, each in self.named_parameters() if not name.startswith("target.")]
-        self.optimizer = over(self.optimizer, decay_groups(self, self.learned))
-        self.target = self._slow_copy()
+        self._begin_learning(lr_schedule, optimizer_kwargs)
 
     def _read(
         self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]

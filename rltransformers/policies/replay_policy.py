@@ -5,25 +5,54 @@ Axes: B environments, T steps, W token width.
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float
+from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
 from rltransformers.backbone import Record, State
 from rltransformers.core.spaces import Space
 from rltransformers.data.replay import Window
 from rltransformers.functional.modules import approach
-from rltransformers.policies.memory_policy import NOTHING, MemoryPolicy, PolicyState, StepInputs, TokenBackbone
+from rltransformers.policies.memory_policy import (
+    NOTHING,
+    AdamOptions,
+    MemoryPolicy,
+    PolicyState,
+    StepInputs,
+    TokenBackbone,
+)
+from rltransformers.policies.own_policies import decay_groups, over
+from rltransformers.policies.registered import check_alike
 
 
 class ReplayPolicy(MemoryPolicy):
-    """A ``MemoryPolicy`` with windows of a replay; a subclass makes ``target`` by ``_slow_copy``."""
+    """A ``MemoryPolicy`` with windows of a replay; a subclass ends its constructor with ``_begin_learning``."""
 
     only_learns = ("target",)
     target_parts: tuple[str, ...]  # attributes of which the target network holds slow copies
     target: nn.ModuleDict
     learned: list[nn.Parameter]  # all but those of the target network
+
+    def _begin_learning(self, lr_schedule: Schedule, optimizer_kwargs: AdamOptions | None) -> None:
+        self.learned = list(self.parameters())
+        # Adam's own epsilon: errors of values are as small as rewards, where a larger one takes the steps away.
+        options: dict[str, Any] = {"fused": True} | dict(optimizer_kwargs or {})
+        self.optimizer = torch.optim.Adam(self._groups(), lr=lr_schedule(1.0), **options)
+        self.target = self._slow_copy()
+
+    def complete(self) -> None:
+        """As for ``GTrXLPolicy``; the target network copies ``target_parts``."""
+        check_alike(self, f"policy {type(self).__name__}")
+        self.learned = [each for name, each in self.named_parameters() if not name.startswith("target.")]
+        self.optimizer = over(self.optimizer, self._groups())
+        self.target = self._slow_copy()
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Groups of the optimizer."""
+        return decay_groups(self, self.learned)
 
     def _slow_copy(self) -> nn.ModuleDict:
         parts = {name: copy.deepcopy(getattr(self, name)) for name in self.target_parts}

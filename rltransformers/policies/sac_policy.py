@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import torch
 from annotated_types import Ge, Le
 from gymnasium import spaces
 from jaxtyping import Float, Shaped
@@ -26,8 +25,7 @@ from rltransformers.policies.encoders import unbounded
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.memory_policy import AdamOptions, TokenBackbone, weighted_losses
 from rltransformers.policies.observed import ObservationOptions
-from rltransformers.policies.own_policies import decay_groups, over
-from rltransformers.policies.registered import check_alike
+from rltransformers.policies.own_policies import decay_groups
 from rltransformers.policies.replay_policy import ReplayPolicy
 from rltransformers.policies.soft_head import Drawn, SoftCritics, SoftHead
 
@@ -117,11 +115,8 @@ class GTrXLSACPolicy(ReplayPolicy):
         head = self.action_head
         self.critics = SoftCritics(width, head.box_numbers, head.combinations, head_width, n_critics, layer_norm)
         self.n_critics = n_critics
-        options: dict[str, Any] = {"fused": True} | dict(optimizer_kwargs or {})
-        self.learned = list(self.parameters())
-        self.optimizer = torch.optim.Adam(self._groups(), lr=lr_schedule(1.0), **options)
         self.target_parts = ("actor" if shared_backbone else "critic", "critics")
-        self.target = self._slow_copy()
+        self._begin_learning(lr_schedule, optimizer_kwargs)
 
     @property
     def trunk(self) -> TokenBackbone:
@@ -132,13 +127,6 @@ class GTrXLSACPolicy(ReplayPolicy):
     def drawn_space(self) -> Space:
         leaves = self.action_head.spaces
         return unbounded(self.action_space, [path for path, leaf in leaves.items() if isinstance(leaf, spaces.Box)])
-
-    def complete(self) -> None:
-        """As for ``GTrXLPolicy``; the target network copies ``critics``, and ``critic`` or the shared ``actor``."""
-        check_alike(self, f"policy {type(self).__name__}")
-        self.learned = [each for name, each in self.named_parameters() if not name.startswith("target.")]
-        self.optimizer = over(self.optimizer, self._groups())
-        self.target = self._slow_copy()
 
     def _groups(self) -> list[dict[str, Any]]:
         """Groups of the optimizer; those of encoders and backbones say so by "trunk"."""
