@@ -13,7 +13,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature
 from rltransformers.laws.streams import backbone_of, require
 
-LENGTHS = (256, 512)
+LENGTHS = (256, 1024)
 LINEAR, SQUARED = 1.15, 2.1  # largest exponents of the growth in tokens; rounding up to blocks adds to what is linear
 
 
