@@ -91,7 +91,7 @@ class _Questions(Rules):
 
     draws: ClassVar[int] = 2
     words: ClassVar[int] = 4
-    """Random words of a step; the first one says where the steps from it on ask, if a block of them begins with it."""
+    """Random words of a step; of a step with which ``steps_per_question`` begin anew, the first says which asks."""
 
     def __post_init__(self) -> None:
         check_shortest("length", self.length, self.shortest_length)

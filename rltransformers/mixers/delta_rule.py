@@ -25,8 +25,8 @@ class DeltaOptions:
         negative_eigenvalues: rates of correction reach to 2 instead of 1: a token can turn the sign of what is read
             under its key, which counting needs (Grazzi et al. 2024, arXiv 2411.12537).
         conv: taps of the convolution in front of queries, keys and values; 0 for none.
-        norm: whether what a head reads is brought to one size. It hides from training that a value fades: without,
-            Parity is learned to last far longer (docs/lab/memories.md).
+        norm: RMS normalization of what a head reads. It hides from training that a value fades; what has to last far
+            longer than an episode in training is better learned without (docs/lab/memories.md).
     """
 
     negative_eigenvalues: bool = False
