@@ -10,7 +10,7 @@ import numpy as np
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from benchmarks.harness import Row, absolute
-from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLVMPO
+from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from rltransformers.data import record
 from rltransformers.envs import make_vec_env
 
@@ -88,6 +88,7 @@ AGENTS: dict[str, Callable[[int, int, str], Iterator[Row]]] = {
     "GTrXLPPO": lambda steps, _, device: online(GTrXLPPO, "GTrXLPolicy", SEGMENTS, steps, device),
     "GTrXLVMPO": lambda steps, _, device: online(GTrXLVMPO, "GTrXLPolicy", SEGMENTS, steps, device),
     "GTrXLDQN": lambda steps, _, device: online(GTrXLDQN, "GTrXLQPolicy", {"scale_rewards": False}, steps, device),
+    "GTrXLSAC": lambda steps, _, device: online(GTrXLSAC, "GTrXLSACPolicy", {"learning_rate": 1e-3}, steps, device),
     "DecisionTransformer": lambda _, updates, device: offline({}, updates, device),
     "DecisionTransformer, critic": lambda _, updates, device: offline({"critic": "qcs"}, updates, device),
 }

@@ -71,6 +71,13 @@ class Runs:
         return Runs(order, order.argsort(), place.bincount().cpu(), row, fresh[:, None], last, (length == 0)[:, None])
 
 
+def in_one_piece(weights: list[Tensor]) -> list[Tensor]:
+    """The weights as parts of one tensor, as cuDNN wants them; it would copy them itself, with a warning."""
+    whole = torch.cat([weight.flatten() for weight in weights])
+    parts = whole.split([weight.numel() for weight in weights])
+    return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+
+
 class Cell(StateMixer):
     """``state_t = cell(x_t, state_(t-1))``; what the layer gives is made of the first tensor of the state.
 

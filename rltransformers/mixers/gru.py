@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.spec import Spec, Traits
-from rltransformers.mixers.cell import Cell, CellOptions
+from rltransformers.mixers.cell import Cell, CellOptions, in_one_piece
 from rltransformers.mixers.interface import Dims
 
 
@@ -33,7 +33,7 @@ class GRU(Cell):
         """By cuDNN, in the mode that it differentiates; on a CPU its backward pass is quadratic, the loop linear."""
         if not x.is_cuda:
             return super().walk(x, sizes, state, weights)
-        out, after = torch.gru(x, sizes, state[0][None], weights, True, 1, 0.0, True, False)
+        out, after = torch.gru(x, sizes, state[0][None], in_one_piece(weights), True, 1, 0.0, True, False)
         return out, [after[0]]
 
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.spec import Spec, Traits
-from rltransformers.mixers.cell import Cell, CellOptions
+from rltransformers.mixers.cell import Cell, CellOptions, in_one_piece
 from rltransformers.mixers.interface import Dims
 
 
@@ -30,6 +30,7 @@ class LSTM(Cell):
 
     def walk(self, x: Tensor, sizes: Tensor, state: list[Tensor], weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """By torch's network, in the mode that cuDNN differentiates; without dropout all modes are the same."""
+        weights = in_one_piece(weights) if x.is_cuda else weights
         out, *after = torch.lstm(x, sizes, [old[None] for old in state], weights, True, 1, 0.0, True, False)
         return out, [new[0] for new in after]
 

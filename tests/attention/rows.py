@@ -157,8 +157,9 @@ ROWS: dict[tuple[str, str], Row] = {
     ("selection", "routing"): Row(
         twin=twins.Selection(twins.spherical, twins.cluster_keys),
         limits=(f"{ROUTING}test_one_cluster_is_attention_of_normalized_queries_and_keys",),
-        bfloat16=0.4,
-        why="rounding changes which of two nearly equal centroids is the nearest",
+        bfloat16=1.0,
+        why="rounding changes which of two nearly equal centroids is the nearest, and what a query of another cluster "
+        "reads is of the size of the outputs: 0.63 of it on a GPU",
     ),
     ("mixer", "softmax"): Row(
         twin=twins.attention,
@@ -352,8 +353,9 @@ ROWS: dict[tuple[str, str], Row] = {
     ),
     ("losses", "commitment"): Row(
         limits=(f"{ROUTING}test_the_commitment_loss_is_zero_on_centroids_and_trains_none",),
-        bfloat16=0.4,
-        why="rounding changes which of two nearly equal centroids is the nearest",
+        bfloat16=1.0,
+        why="rounding changes which of two nearly equal centroids is the nearest, and what a query of another cluster "
+        "reads is of the size of the outputs: 0.63 of it on a GPU",
     ),
     ("losses", "compression"): Row(
         limits=(
