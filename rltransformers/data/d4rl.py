@@ -208,7 +208,11 @@ def _virtual_parts(file: Any) -> dict[str, Any]:
 
 
 def trajectories_from_d4rl(
-    arrays: Mapping[str, Any], options: Options, name: str = "dict", source: str = "d4rl"
+    arrays: Mapping[str, Any],
+    options: Options,
+    name: str = "dict",
+    source: str = "d4rl",
+    starts: npt.NDArray[np.int64] | None = None,
 ) -> Trajectories:
     """Trajectories of what D4RL's ``env.get_dataset()`` returns: flat arrays of N rows, without an episode index.
 
@@ -222,6 +226,7 @@ def trajectories_from_d4rl(
     Args:
         name: where the options have none.
         source: the format that the arrays were stored in, kept in the metadata.
+        starts: rows [E] where episodes begin, of sources that know; the flags then only say how they end.
     """
     name, time_limit = options.name or name, options.time_limit
     arrays = pick_leaves(arrays, options.observation_leaves)
@@ -263,21 +268,27 @@ def trajectories_from_d4rl(
     observations, actions = leaves("observations", observation_space), leaves("actions", action_space)
     following = leaves("next_observations", observation_space) if "next_observations" in given else None
     ends = terminals if timeouts is None else terminals | timeouts
+    if starts is not None:
+        ends = _ends_before(starts, ends, name)
     resets = np.zeros(rows, bool) if following is None else _discontinuities(observations, following)
     if options.split_on_discontinuity:
         if following is None:
             raise DataError(f"{name}: split_on_discontinuity compares 'next_observations', which the data lack")
         ends = ends | resets
-    if timeouts is None and time_limit is not None:
+    if timeouts is None and starts is None and time_limit is not None:
         ends = _cut_at(ends, time_limit)
-    if timeouts is None and time_limit is None and not ends[-1]:
+    inside = np.flatnonzero(resets & ~ends)
+    unmarked = (
+        f", or split_on_discontinuity=True: {inside.size:,} next_observations are not followed" if inside.size else ""
+    )
+    if timeouts is None and starts is None and time_limit is None and not ends[-1]:
         warnings.warn(
             f"{name}: there are no 'timeouts', so episodes end only at 'terminals' and the last one is unfinished; "
-            f"pass time_limit=<the environment's step limit> if episodes were also cut by time",
+            f"pass time_limit=<the environment's step limit> if episodes were also cut by time{unmarked}",
             UserWarning,
             stacklevel=2,
         )
-    elif (inside := np.flatnonzero(resets & ~ends)).size:
+    elif inside.size:
         warnings.warn(
             f"{name}: within episodes {inside.size:,} next_observations differ from the observations of the following "
             f"row, first in row {inside[0]:,}; pass split_on_discontinuity=True where these are resets that nothing "
@@ -310,6 +321,19 @@ def _discontinuities(observations: Mapping[str, Any], following: Mapping[str, An
         for chunk in chunks(leaf, rows - 1):
             resets[chunk] |= jumps(following[path][chunk], leaf[chunk.start + 1 : chunk.stop + 1])
     return resets
+
+
+def _ends_before(starts: npt.NDArray[np.int64], flagged: Bools, name: str) -> Bools:
+    """Where episodes end that begin at ``starts``; DataError for a flag elsewhere."""
+    ends = np.zeros(len(flagged), bool)
+    ends[starts[1:] - 1] = ends[-1] = True
+    if (wrong := np.flatnonzero(flagged & ~ends)).size:
+        episode = int(np.searchsorted(starts, wrong[0], side="right")) - 1
+        raise DataError(
+            f"{name}: step {wrong[0] - starts[episode]} of episode {episode} is flagged as an end, and the episode "
+            f"goes on; pass columns={{'episode': None}} where flags say the ends, or None for the flags"
+        )
+    return ends
 
 
 def _cut_at(ends: Bools, limit: int) -> Bools:

@@ -19,17 +19,25 @@ from rltransformers.data.arrays import read_npz
 from rltransformers.data.buffers import is_buffer, read_buffer, trajectories_from_buffer
 from rltransformers.data.checks import check_actions, check_layout_of, check_time_limit
 from rltransformers.data.d4rl import d4rl_file, existing_d4rl_file, read_d4rl_file, read_d4rl_id, trajectories_from_d4rl
-from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.folders import DESCRIPTION, cached
 from rltransformers.data.minari import is_local_minari, minari_files, read_minari
 from rltransformers.data.ogbench import existing_ogbench_file, ogbench_file, read_ogbench
 from rltransformers.data.spaces import Options, prune_space
-from rltransformers.data.tables import is_dataset, is_table, read_table, table_files, trajectories_from_dataset
+from rltransformers.data.steps import is_frame, read_csv, read_jsonl, trajectories_from_frame, trajectories_from_items
+from rltransformers.data.tables import (
+    is_arrow,
+    is_dataset,
+    is_table,
+    read_table,
+    table_files,
+    trajectories_from_arrow,
+    trajectories_from_dataset,
+)
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.data.writer import fit_leaf
 
 HDF5 = (".hdf5", ".h5", ".hdf")
-FILES = (*HDF5, ".npz", ".parquet", ".arrow")
+FILES = (*HDF5, ".npz", ".csv", ".jsonl", ".parquet", ".arrow")
 """Endings of files that can be read."""
 
 
@@ -43,12 +51,14 @@ class Source:
         refuses: options that do not apply, and to what they do not.
         files: what a cache knows the dataset by: its files, and whatever else says which of their contents it is. Such
             a source is read where ``Options.allocate`` says.
+        has_columns: whether it is a table of named columns, to which ``columns`` applies.
     """
 
     knows: Callable[[Any], bool]
     reads: Callable[[Any, Options], Trajectories]
     refuses: Mapping[str, str] = field(default_factory=dict)
     files: Callable[[Any], list[Any]] | None = None
+    has_columns: bool = False
 
 
 def _is_path(knows: Callable[[Path], bool]) -> Callable[[Any], bool]:
@@ -144,7 +154,9 @@ def _file(dataset: str) -> list[Any]:
 SOURCES = (
     Source(lambda dataset: isinstance(dataset, Trajectories), _read_trajectories, _WHOLE),
     Source(_is_path(_holds_trajectories), _read_trajectories, _WHOLE),
-    Source(_is_path(is_table), read_table, files=table_files),
+    Source(_is_path(is_table), read_table, files=table_files, has_columns=True),
+    Source(_ends_with(".csv"), read_csv, files=_file, has_columns=True),
+    Source(_ends_with(".jsonl"), read_jsonl, files=_file, has_columns=True),
     Source(_ends_with(*HDF5), read_d4rl_file, files=_file),
     Source(_ends_with(".npz"), read_npz, files=_file),
     Source(_is_path(is_pickle), read_buffer, _MARKED | {"cache": "a pickle; call .save(folder) on the result"}),
@@ -157,12 +169,15 @@ SOURCES = (
         minari_files,
     ),
     Source(is_buffer, trajectories_from_buffer, _MARKED | _IN_MEMORY),
-    Source(is_dataset, trajectories_from_dataset, _IN_MEMORY),
+    Source(is_dataset, trajectories_from_dataset, _IN_MEMORY, has_columns=True),
+    Source(is_frame, trajectories_from_frame, _IN_MEMORY, has_columns=True),
+    Source(is_arrow, trajectories_from_arrow, _IN_MEMORY, has_columns=True),
     Source(lambda dataset: isinstance(dataset, Mapping), trajectories_from_d4rl, _IN_MEMORY),
     Source(
         lambda dataset: isinstance(dataset, Iterable) and not isinstance(dataset, str),
-        trajectories_from_episodes,
-        {"split_on_discontinuity": "episodes, which are split already"} | _IN_MEMORY,
+        trajectories_from_items,
+        _IN_MEMORY,
+        has_columns=True,
     ),
 )
 
@@ -177,6 +192,7 @@ def load_trajectories(
     name: str | None = None,
     time_limit: int | None = None,
     split_on_discontinuity: bool = False,
+    columns: Mapping[str, Any] | None = None,
     cache: str | os.PathLike[str] | None = None,
     trust: bool = False,
 ) -> Trajectories:
@@ -187,8 +203,10 @@ def load_trajectories(
 
             - a Minari id ("mujoco/hopper/medium-v0"), a D4RL id ("hopper-medium-v2") or an OGBench id with a task
               ("pointmaze-medium-navigate-singletask-task1-v0"), looked up on this machine only;
-            - the path of a D4RL file (.hdf5, .h5), of flat arrays (.npz), of a table (.parquet, .arrow), of a folder of
-              Minari, of Parquet files, of ``datasets.save_to_disk``, or of one that ``Trajectories.save`` wrote;
+            - the path of a D4RL file (.hdf5, .h5), of flat arrays (.npz), of a table (.csv, .jsonl, .parquet, .arrow),
+              of a folder of Minari, of Parquet files, of ``datasets.save_to_disk``, or one of ``Trajectories.save``;
+            - a ``DataFrame``, a table of pyarrow or polars, a list of steps: dicts, or tuples ``(o, a, r, o2, done)``
+              or ``(o, a, r, o2, terminated, truncated)``;
             - a ``MinariDataset``, a ``datasets.Dataset``, a ``ReplayBuffer`` or ``RolloutBuffer`` of Stable-Baselines3;
             - a D4RL-style dict: observations, actions, rewards, terminals, optionally timeouts, next_observations;
             - an iterable of episode dicts: observations (T + 1 rows, or T), actions, rewards, optionally terminations,
@@ -203,6 +221,9 @@ def load_trajectories(
         time_limit: the environment's step limit, for sources that do not mark it: episodes of exactly that length count
             as truncated, longer ones are refused, and flat data without ``timeouts`` are cut there.
         split_on_discontinuity: see ``trajectories_from_d4rl``; AntMaze files need it.
+        columns: what the columns of a table with a row per step hold: observations, actions, rewards, terminations,
+            truncations, dones, next_observations, episode, step -> a column, a list of columns, "obs_*" for numbered
+            ones, a dict of leaves, or None for nothing. The rest is guessed by usual names, and a warning says how.
         cache: a folder that keeps a memory-mapped copy of a file or Minari data set, under a name that changes with
             the source and the options; opening it again compares checksums. Sets larger than memory need it: HDF5
             files, .npz files and Minari sets are copied in pieces, tables and files of OGBench pass through memory
@@ -217,7 +238,10 @@ def load_trajectories(
     if isinstance(dataset, os.PathLike):
         dataset = os.fspath(dataset)
     time_limit = check(time_limit, Count | None, "time_limit")
-    options = Options(name, time_limit, observation_space, action_space, observation_leaves, split_on_discontinuity)
+    columns = check(columns, Mapping[str, Any] | None, "columns")
+    options = Options(
+        name, time_limit, observation_space, action_space, observation_leaves, split_on_discontinuity, columns
+    )
     source = next((source for source in SOURCES if source.knows(dataset)), None)
     if source is None:
         raise DataError(
@@ -228,6 +252,11 @@ def load_trajectories(
     for option, chosen in (("split_on_discontinuity", split_on_discontinuity), ("cache", cache is not None)):
         if chosen and option in source.refuses:
             raise ConfigError(f"{option} does not apply to {source.refuses[option]}")
+    if columns is not None and not source.has_columns:
+        raise ConfigError(
+            f"columns applies to tables and lists of steps, and "
+            f"{shown(dataset) if isinstance(dataset, str) else type(dataset).__name__} is none; leave it out"
+        )
     if source.reads is read_buffer and not trust:
         raise ConfigError(
             f"{existing_file(dataset)} is a pickle, a program that runs when it is read; if you trust whoever wrote "

@@ -158,6 +158,11 @@ def write_minari(
             f"{trajectories.name}: the last observations of episodes are unknown and Minari stores them; keep the "
             f"data with Trajectories.save(folder)"
         )
+    if not trajectories.has_rewards:
+        raise DataError(
+            f"{trajectories.name}: rewards are unknown and Minari stores them; keep the data with "
+            f"Trajectories.save(folder)"
+        )
     facts: dict[str, Any] = {"algorithm_name": algorithm_name, "description": description}
     facts |= {"author": {author} if author else None, "code_permalink": code_permalink}
     facts |= {"ref_min_score": ref_min_score, "ref_max_score": ref_max_score}

@@ -1,7 +1,7 @@
 """Spaces guessed from arrays, for formats that do not store them, and the pieces in which large arrays are read."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,6 +57,7 @@ class Options:
     action_space: Space | None = None
     observation_leaves: Sequence[str] | None = None
     split_on_discontinuity: bool = False
+    columns: Mapping[str, Any] | None = None
     allocate: Allocate | None = None
 
 

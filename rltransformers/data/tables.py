@@ -1,6 +1,6 @@
 """Tables as trajectories: Parquet and Arrow files, and data sets of Hugging Face ``datasets``.
 
-A table whose rewards are lists has one episode per row, one whose rewards are numbers has one step per row.
+A table whose rewards are lists has one episode per row, any other one step per row.
 """
 
 import io
@@ -18,10 +18,10 @@ from rltransformers.core.files import existing_file, read_json
 from rltransformers.core.spaces import map_leaves
 from rltransformers.data.arrays import nested
 from rltransformers.data.checks import damage
-from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.keys import ENDS, NAMES, is_ignored
 from rltransformers.data.spaces import Options
+from rltransformers.data.steps import trajectories_from_steps
 from rltransformers.data.trajectories import Trajectories
 
 EXTRA = "parquet"
@@ -88,6 +88,16 @@ def trajectories_from_dataset(dataset: Any, options: Options) -> Trajectories:
     return trajectories_from_tables(batches, options, name)
 
 
+def is_arrow(value: object) -> bool:
+    """Whether this is a table of pyarrow, polars or another library that hands out Arrow's streams."""
+    return hasattr(value, "__arrow_c_stream__")
+
+
+def trajectories_from_arrow(table: Any, options: Options) -> Trajectories:
+    """Trajectories of such a table."""
+    return trajectories_from_tables(require("pyarrow", EXTRA).table(table).to_batches, options, "table")
+
+
 def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Options, name: str) -> Trajectories:
     """Trajectories of record batches of pyarrow, which ``batches`` gives from the first one on.
 
@@ -105,15 +115,12 @@ def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Opti
             raise DataError(
                 f"{name}: its files have different columns, {nonempty[0].schema.names} and {batch.schema.names}"
             )
-    reward = next((key for key in NAMES["rewards"] if key in columns), None)
-    if reward is None:
-        raise DataError(f"{name}: has no column 'rewards'; present: {columns}")
-    if not _is_list(nonempty[0].column(reward).type):
-        flat = {}
-        for key in columns:
-            parts = [_values(batch.column(key), f"{name}: {key}") for batch in nonempty]
-            flat[key] = map_leaves(lambda *leaves: np.concatenate(leaves), *parts)
-        return trajectories_from_d4rl(nested(flat), options, name, "table")
+    if not _is_row_an_episode(nonempty[0], columns):
+        table = require("pyarrow", EXTRA).Table.from_batches(nonempty)
+        steps = {key: _values(table.column(key).combine_chunks(), f"{name}: {key}") for key in columns}
+        return trajectories_from_steps(steps, options, name)
+    if options.columns is not None:
+        raise ConfigError("columns does not apply to tables with an episode per row, whose columns have usual names")
     if options.split_on_discontinuity:
         raise ConfigError("split_on_discontinuity does not apply to tables with an episode per row, split already")
     flags = NAMES["terminations"] + NAMES["truncations"]
@@ -125,6 +132,11 @@ def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Opti
         for row in range(batch.num_rows)
     )
     return trajectories_from_episodes(episodes, options, name, "table")
+
+
+def _is_row_an_episode(batch: Any, columns: list[str]) -> bool:
+    """Whether rewards are lists of those of an episode."""
+    return any(_is_list(batch.column(key).type) for key in NAMES["rewards"] if key in columns)
 
 
 def _file_batches(files: list[Path]) -> Iterator[Any]:

@@ -25,6 +25,8 @@ from rltransformers.data.checks import check_contents, check_layout
 from rltransformers.data.spaces import Options, chunks
 
 Leaves = dict[str, Array]
+UNKNOWN = "unknown"
+"""What ``metadata["rewards"]`` says of data without rewards."""
 LONG = 100_000  # steps of an episode whose returns to go take half a second, as the import of a filter for them does
 
 
@@ -111,6 +113,11 @@ class Trajectories:
     def lengths(self) -> npt.NDArray[np.int64]:
         """Steps of each episode, int64 [E]."""
         return np.diff(self.offsets)
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether rewards were logged; where not they are zeros, which only behavior cloning takes (``mode="bc"``)."""
+        return self.metadata.get("rewards") != UNKNOWN
 
     @cached_property
     def returns(self) -> npt.NDArray[np.float64]:
@@ -314,6 +321,8 @@ class Trajectories:
         (evaluated, *others) = (part.metadata.get("eval_env_spec") for part in listed)
         if evaluated is not None and all(each == evaluated for each in others):
             metadata["eval_env_spec"] = evaluated
+        if not all(part.has_rewards for part in listed):
+            metadata["rewards"] = UNKNOWN
         joined = join_trajectories(listed, name or " + ".join(names), metadata)
         return joined if len({part.env_id for part in listed}) == 1 else replace(joined, env_id=None, env_spec=None)
 

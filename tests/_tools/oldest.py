@@ -12,7 +12,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 # What the tests use; the other extras bring tools and packages of others that are compared with.
-EXTRAS = ("mujoco", "export", "knn", "parquet", "tune")
+EXTRAS = ("mujoco", "export", "knn", "csv", "parquet", "tune")
 
 
 def oldest() -> Iterator[tuple[str, str]]:

@@ -68,9 +68,6 @@ def test_a_row_per_step_is_read(tmp_path: Path) -> None:
     parquet.write_table(pa.table(columns), tmp_path / "nested.parquet")
     data = load_trajectories(tmp_path / "nested.parquet", split_on_discontinuity=True)
     assert list(data.observations) == ["place"] and tuple(data.lengths) == LENGTHS
-    with pytest.raises(DataError, match="'dones', which does not tell"):
-        parquet.write_table(pa.table(columns | {"dones": columns["terminals"]}), tmp_path / "dones.parquet")
-        load_trajectories(tmp_path / "dones.parquet")
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -140,7 +137,7 @@ def test_absent_unknown_and_empty_columns_are_named(tmp_path: Path) -> None:
     for key in ("observations", "actions"):
         found = refusal(tmp_path, [{name: row[name] for name in row if name != key} for row in rows])
         assert f"episode 0 lacks '{key}'" in found
-    assert "has no column 'rewards'; present: ['actions']" in refusal(tmp_path, [{"actions": [[0.0]]}])
+    assert "no column is called like observations; present: ['actions']" in refusal(tmp_path, [{"actions": [[0.0]]}])
     assert "unknown key 'return'" in refusal(tmp_path, [row | {"return": 1.0} for row in rows])
     assert "holds no rows" in refusal(tmp_path, rows[:0])
     empty: dict[str, Any] = {key: [] for key in LAYOUT}
@@ -177,7 +174,7 @@ def test_files_that_are_cut_or_foreign_are_named(tmp_path: Path) -> None:
 
 def test_a_file_that_states_far_more_than_it_stores_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet.write_table(pa.table({"rewards": np.zeros(20_000, np.float32)}), tmp_path / "large.parquet")
-    with pytest.raises(DataError, match=r"the keys .* are missing"):
+    with pytest.raises(DataError, match="no column is called like observations"):
         load_trajectories(tmp_path / "large.parquet")
     monkeypatch.setattr("rltransformers.data.tables.ALWAYS_READ", 1000)
     monkeypatch.setattr("rltransformers.data.tables.MAX_VALUES", 2)

@@ -39,8 +39,8 @@ Settings (`rltransformers settings` explains each, `rltransformers settings algo
   agent, seed, output     which agent, the seed of everything, the folder for run folders
   imports                 modules that register mechanisms of your own
   environment.*           id, num_envs, kwargs, wrappers, processes, normalize_observation, normalize_reward
-  dataset.*               id, time_limit, split_on_discontinuity, cache, observation_space, action_space and
-                          observation_leaves, or collect.episodes and
+  dataset.*               id, time_limit, split_on_discontinuity, cache, observation_space, action_space,
+                          observation_leaves and columns, or collect.episodes and
                           collect.behaviors (decision_transformer)
   backbone.*              preset and what `rltransformers list` shows
   algorithm.*, policy.*   keywords of the agent and of its policy

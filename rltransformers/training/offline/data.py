@@ -74,13 +74,22 @@ class OnlineCounts:
 
 
 def training_data(data: Trajectories, settings: Settings) -> Trajectories:
-    """The episodes to train on, with the rewards that the agent is to see; warns of doubtful guesses of spaces."""
+    """The episodes to train on, with the rewards that the agent is to see; warns of doubtful guesses of spaces.
+
+    Raises ConfigError for data without rewards, unless all of them are cloned.
+    """
     for key, guess in data.guesses.items():
         warnings.warn(
             f"{data.name}: {key} {guess}. An environment with another space refuses the trained agent: say what it is "
             f"with load_trajectories(..., {key}=...), in a config with dataset.{key}",
             UserWarning,
             stacklevel=2,
+        )
+    if not data.has_rewards and (settings.mode != "bc" or settings.top_fraction < 1):
+        needs = "top_fraction" if settings.mode == "bc" else f"mode {settings.mode!r}"
+        raise ConfigError(
+            f"{data.name}: has no rewards, and {needs} needs them; clone all episodes with mode='bc', or name the "
+            f"column of rewards, load_trajectories(..., columns={{'rewards': ...}}), in a config with dataset.columns"
         )
     if settings.top_fraction < 1:
         data = data.top_fraction(settings.top_fraction)

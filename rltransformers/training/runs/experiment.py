@@ -111,6 +111,7 @@ class DatasetConfig:
         observation_space: that of the environment, for data at ``id`` that do not tell it, as ``Box(-1, 1, (4,))``.
         action_space: the same, as ``Discrete(3)``.
         observation_leaves: fields of nested observations that are kept, e.g. those that are no text.
+        columns: what the columns of a table with a row per step hold, see docs/data.md.
     """
 
     id: str | None = None
@@ -121,6 +122,7 @@ class DatasetConfig:
     observation_space: str | None = None
     action_space: str | None = None
     observation_leaves: list[str] | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self, "dataset.")
@@ -136,6 +138,7 @@ class DatasetConfig:
 
         plain = ("time_limit", "split_on_discontinuity", "cache", "observation_leaves")
         options: dict[str, Any] = {name: getattr(self, name) for name in plain}
+        options["columns"] = self.columns or None
         for name in ("observation_space", "action_space"):
             text = getattr(self, name)
             options[name] = None if text is None else space_from_text(text)

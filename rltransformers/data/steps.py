@@ -1,0 +1,223 @@
+"""Logs of one row per step as trajectories: data frames, CSV, JSON lines, lists of steps, columns of any table.
+
+Axis letter: N rows, one per step.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rltransformers.core.errors import ConfigError, DataError, require
+from rltransformers.core.files import existing_file
+from rltransformers.core.ranges import shown
+from rltransformers.core.spaces import nested_leaves
+from rltransformers.core.values import Array, Bools, flags
+from rltransformers.data.checks import damage, naming
+from rltransformers.data.columns import USUAL, array_of, choose_columns, column_names, read_column
+from rltransformers.data.d4rl import trajectories_from_d4rl
+from rltransformers.data.episodes import trajectories_from_episodes
+from rltransformers.data.spaces import Options
+from rltransformers.data.trajectories import UNKNOWN, Trajectories
+from rltransformers.data.writer import column
+
+EXTRA = "csv"
+FLAGS = ("terminations", "truncations", "dones")
+_TRANSITION = ("observations", "actions", "rewards", "next_observations", "terminations", "truncations")
+"""The members of the tuple of a step; with five of them the last one says done."""
+
+
+def is_frame(value: object) -> bool:
+    """Whether this is a ``DataFrame`` of pandas."""
+    module = sys.modules.get("pandas")  # who has such an object has imported it
+    return module is not None and isinstance(value, module.DataFrame)
+
+
+def read_csv(path: str | os.PathLike[str], options: Options) -> Trajectories:
+    """Read a CSV file: a line of names, then a line per step."""
+    file = existing_file(path)
+    pandas = require("pandas", EXTRA)
+    with damage(f"{file} is no table of comma-separated values", "write it with DataFrame.to_csv(file, index=False)"):
+        frame = pandas.read_csv(file)
+    return trajectories_from_frame(frame, options, file.stem)
+
+
+def read_jsonl(path: str | os.PathLike[str], options: Options) -> Trajectories:
+    """Read a file with a JSON object per line, each a step or each an episode."""
+    file, items = existing_file(path), []
+    with damage(f"{file} is no text", "write a JSON object per line"), file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            with damage(f"{file}: line {number} is no JSON", "write an object per line"):
+                items += [json.loads(line)] if line.strip() else []
+    return trajectories_from_items(items, options, file.stem)
+
+
+def trajectories_from_frame(frame: Any, options: Options, name: str = "frame") -> Trajectories:
+    """Read a DataFrame with a row per step; named levels of its index are columns, too."""
+    levels = [level for level in frame.index.names if level is not None and level not in frame.columns]
+    if levels:
+        frame = frame.reset_index(level=levels)
+    labels = ["_".join(map(str, label)) if isinstance(label, tuple) else str(label) for label in frame.columns]
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise DataError(f"{options.name or name}: two columns are called {twice!r}; rename one")
+    columns = {label: frame.iloc[:, index].to_numpy() for index, label in enumerate(labels)}
+    return trajectories_from_steps(columns, options, name)
+
+
+def trajectories_from_items(items: Iterable[Any], options: Options, name: str = "episodes") -> Trajectories:
+    """Read a list of episode dicts, of step dicts, or of ``(o, a, r, o2, done)`` or ``(..., terminated, truncated)``.
+
+    A dict whose reward is a single number is a step. Named tuples are dicts; a dict of infos at the end of a tuple is
+    not read.
+    """
+    name = options.name or name
+    listed = [item._asdict() if hasattr(item, "_asdict") else item for item in items]
+    if not listed or not (isinstance(listed[0], tuple | list) or _is_step(listed[0], options)):
+        if options.split_on_discontinuity:
+            raise ConfigError("split_on_discontinuity does not apply to episodes, which are split already")
+        return trajectories_from_episodes(listed, options, name)
+    first = listed[0]
+    for row, item in enumerate(listed):
+        if _members(item) != _members(first):
+            raise DataError(f"{name}: step {row} has {_members(item)}, step 0 has {_members(first)}; make them alike")
+    if isinstance(first, Mapping):
+        return trajectories_from_steps({str(key): [item[key] for item in listed] for key in first}, options, name)
+    size = len(first) - (len(first) > 0 and isinstance(first[-1], Mapping))
+    if size not in (5, 6):
+        raise DataError(
+            f"{name}: step 0 has {size} members; a step is (observation, action, reward, next_observation, done), or "
+            f"(..., terminated, truncated) with both flags"
+        )
+    columns = {key: [item[index] for item in listed] for index, key in enumerate(_TRANSITION[:size])}
+    return trajectories_from_steps(columns, options, name)
+
+
+def _members(item: Any) -> Any:
+    """The names of the members of a dict, the number of them in a tuple."""
+    if isinstance(item, Mapping):
+        return sorted(map(str, item))
+    return f"{len(item)} members" if isinstance(item, tuple | list) else shown(item)
+
+
+def _is_step(item: Any, options: Options) -> bool:
+    if not isinstance(item, Mapping) or options.columns is not None:
+        return isinstance(item, Mapping)
+    scalars = [key for key, value in item.items() if isinstance(value, int | float) or getattr(value, "ndim", 1) == 0]
+    roles = ("rewards",) if any(key in item for key in USUAL["rewards"]) else ("episode", "step")
+    return any(key in scalars for role in roles for key in USUAL[role])
+
+
+def trajectories_from_steps(
+    table: Mapping[str, Any], options: Options, name: str, source: str = "table", known: Mapping[str, Any] | None = None
+) -> Trajectories:
+    """Trajectories of columns by name: arrays or lists of N values, or nested dicts of them.
+
+    What a column holds is ``options.columns``, see ``choose_columns``. Rows that share a value of the episode column
+    are an episode, in the order of the step column; without one an episode ends at flags, or where the step number
+    falls. A last step without a flag is truncated; ``dones`` are ends, and terminations unless other flags tell.
+    Rewards may be missing: they are zeros then, which only behavior cloning takes.
+
+    Args:
+        known: what the format itself says about its columns.
+    """
+    name = options.name or name
+    arrays = {key: array_of(values, f"{name}: {key}") for key, values in table.items()}
+    chosen = choose_columns(arrays, options.columns, known or {}, name)
+    episode, step = (_plain(arrays, chosen.get(role), f"{name}: {role}") for role in ("episode", "step"))
+    order, starts = _order(episode, step[0] if step else None, name)
+    roles = {
+        role: read_column(arrays, value, order, f"{name}: {role}")
+        for role, value in chosen.items()
+        if role not in ("episode", "step")
+    }
+    rows = len(next(iter(nested_leaves(roles["actions"]).values())))
+    marks = _flags({role: roles.pop(role) for role in FLAGS if role in roles}, name)
+    if starts is None and not marks:
+        if step:
+            starts = np.flatnonzero(np.append(True, step[0][1:] <= step[0][:-1]))
+        elif options.time_limit is None and not options.split_on_discontinuity:
+            raise DataError(
+                f"{name}: no column says where episodes end; present: {list(table)}; pass columns={{'episode': ...}}, "
+                f"or 'terminations', 'truncations' or 'dones'"
+            )
+    metadata: dict[str, Any] = {"columns": chosen}
+    if "rewards" not in roles:
+        roles["rewards"] = np.zeros(rows, np.float32)
+        metadata["rewards"] = UNKNOWN
+    roles["terminations"] = np.zeros(rows, bool)
+    data = trajectories_from_d4rl(roles | marks, options, name, source, starts)
+    return replace(data, metadata=dict(data.metadata) | metadata, verify=False)
+
+
+def _plain(table: Mapping[str, Any], value: Any, where: str) -> list[Array]:
+    """The columns of one value per row that ``columns`` names, without missing entries."""
+    columns = [] if value is None else [table[name] for name in column_names(table, value, where)]
+    for values in columns:
+        if not isinstance(values, np.ndarray) or values.ndim != 1:
+            raise DataError(f"{where}: one value per row is needed")
+        absent = (
+            np.array([value is None or value != value for value in values])
+            if values.dtype == object
+            else values != values
+        )
+        if (missing := np.flatnonzero(absent)).size:
+            raise DataError(f"{where}: row {missing[0]} has no value; fill it in or drop the row")
+    return columns
+
+
+def _order(episode: Sequence[Array], step: Array | None, name: str) -> tuple[Array | None, Array | None]:
+    """The order of rows (None: as they are), and in it the rows [E] where episodes begin (None: nobody says)."""
+    if not episode:
+        return None, None
+    rows = len(episode[0])
+    changes = np.ones(rows, bool)
+    changes[1:] = np.any([values[1:] != values[:-1] for values in episode], axis=0)
+    starts = np.flatnonzero(changes)
+    keys = list(zip(*(values[starts].tolist() for values in episode), strict=True))
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    of_rows = np.repeat([numbers[key] for key in keys], np.diff(np.append(starts, rows)))
+    if step is None:
+        if len(numbers) < len(keys):
+            apart = next(key for key in numbers if keys.count(key) > 1)
+            raise DataError(
+                f"{name}: the rows of episode {_shown(apart)} lie apart, and no column says their order; number the "
+                f"episodes of several files apart, name columns={{'step': ...}}, or sort the rows by episode"
+            )
+        return None, starts
+    if len(numbers) == len(keys) and not ((of_rows[1:] == of_rows[:-1]) & ~(step[1:] > step[:-1])).any():
+        return None, starts
+    order = np.lexsort((step, of_rows))
+    of_rows, step = of_rows[order], step[order]
+    starts = np.searchsorted(of_rows, np.arange(len(numbers)))
+    if (twice := np.flatnonzero((of_rows[1:] == of_rows[:-1]) & (step[1:] == step[:-1]))).size:
+        key = list(numbers)[of_rows[twice[0]]]
+        raise DataError(
+            f"{name}: two rows are step {step[twice[0]]} of episode {_shown(key)}; number the episodes of several "
+            f"files apart, or pass columns={{'step': None}} if that column is no step number"
+        )
+    return order, starts
+
+
+def _shown(key: tuple[Any, ...]) -> str:
+    return shown(key[0] if len(key) == 1 else key)
+
+
+def _flags(given: Mapping[str, Any], name: str) -> dict[str, Bools]:
+    """Terminations and truncations [N], as far as columns tell: dones that are no termination truncate."""
+    marks: dict[str, Bools] = {}
+    for role, values in given.items():
+        with naming(f"{name}: {role}"):
+            marks[role] = column(flags(values))
+    dones = marks.pop("dones", None)
+    if dones is None:
+        return marks
+    if "terminations" in marks:
+        marks["truncations"] = marks.get("truncations", False) | (dones & ~marks["terminations"])
+    else:
+        marks["terminations"] = dones & ~marks.get("truncations", np.zeros(len(dones), bool))
+    return marks

@@ -1,0 +1,343 @@
+"""Logs of one row per step: whatever the table, every step keeps its observation, action, reward and end."""
+
+import json
+import warnings
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.data import Trajectories, load_trajectories, write_minari
+from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
+
+pandas = pytest.importorskip("pandas", reason="needs the extra csv")
+pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+
+COLUMNS = {
+    "observations": "obs_*",
+    "actions": "action_*",
+    "rewards": "reward",
+    "terminations": "terminated",
+    "truncations": "truncated",
+    "episode": "episode_id",
+    "step": "t",
+}
+"""What the columns of ``frame_of`` hold."""
+
+
+def frame_of(lengths: tuple[int, ...] = LENGTHS) -> Any:
+    """Coded episodes with a number per column, and columns that say nothing of steps."""
+    arrays = flat(coded_episodes(lengths))
+    return pandas.DataFrame(
+        {
+            **{f"obs_{index}": arrays["observations"][:, index] for index in range(2)},
+            "action_0": arrays["actions"][:, 0],
+            "reward": arrays["rewards"],
+            "terminated": arrays["terminals"],
+            "truncated": arrays["timeouts"],
+            "episode_id": np.repeat([f"run {index}" for index in range(len(lengths))], lengths),
+            "t": np.concatenate([np.arange(length) for length in lengths]),
+            "note": "fine",
+        }
+    )
+
+
+def listed(next_observations: bool = True) -> Any:
+    """Coded episodes with a list per column."""
+    arrays = flat(coded_episodes())
+    columns = {"obs": "observations", "action": "actions", "reward": "rewards"}
+    columns |= {"terminated": "terminals", "truncated": "timeouts"}
+    columns |= {"next_obs": "next_observations"} if next_observations else {}
+    return pandas.DataFrame({name: list(arrays[key]) for name, key in columns.items()})
+
+
+def told(source: Any, **options: Any) -> tuple[Trajectories, str]:
+    """The trajectories and the warning of a source of which something is guessed."""
+    with pytest.warns(UserWarning) as caught:
+        data = load_trajectories(source, **options)
+    return data, " ".join(str(each.message) for each in caught)
+
+
+def refusal(source: Any, **options: Any) -> str:
+    """The message with which a source is refused."""
+    with warnings.catch_warnings(), pytest.raises((DataError, ConfigError)) as caught:
+        warnings.simplefilter("ignore")
+        load_trajectories(source, **options)
+    return str(caught.value)
+
+
+# Every kind of table ------------------------------------------------------------
+
+
+def csv(frame: Any, folder: Path) -> Path:
+    frame.to_csv(folder / "log.csv", index=False)
+    return folder / "log.csv"
+
+
+def parquet(frame: Any, folder: Path) -> Path:
+    frame.to_parquet(folder / "log.parquet", index=False)
+    return folder / "log.parquet"
+
+
+def jsonl(frame: Any, folder: Path) -> Path:
+    frame.to_json(folder / "log.jsonl", orient="records", lines=True, double_precision=15)
+    return folder / "log.jsonl"
+
+
+def arrow(frame: Any, folder: Path) -> Any:
+    return pa.Table.from_pandas(frame, preserve_index=False)
+
+
+def dicts(frame: Any, folder: Path) -> Any:
+    return frame.to_dict("records")
+
+
+def itself(frame: Any, folder: Path) -> Any:
+    return frame
+
+
+@pytest.mark.parametrize("kind", [itself, csv, parquet, jsonl, arrow, dicts])
+def test_the_guess_is_said_as_the_option_that_says_the_same(kind: Callable[..., Any], tmp_path: Path) -> None:
+    source = kind(frame_of(), tmp_path)
+    data, warning = told(source)
+    assert f"columns={COLUMNS!r} is a guess" in warning and "nothing is read from: ['note']" in warning
+    assert wrong_pairs(data) == 0 and not data.final_observations
+    assert data.metadata["columns"] == COLUMNS
+    again = load_trajectories(source, columns=COLUMNS)  # warnings are errors
+    assert again.fingerprint() == data.fingerprint()
+
+
+@pytest.mark.parametrize("kind", [itself, parquet, jsonl, arrow, dicts])
+@pytest.mark.parametrize("final", [True, False])
+def test_lists_under_the_librarys_names_are_read_without_a_word(
+    kind: Callable[..., Any], final: bool, tmp_path: Path
+) -> None:
+    data = load_trajectories(kind(listed(final), tmp_path))
+    assert wrong_pairs(data) == 0 and data.final_observations == final
+
+
+def test_a_data_set_of_another_library_is_read_through_arrow() -> None:
+    class Stream:
+        def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+            return pa.Table.from_pandas(listed()).__arrow_c_stream__(requested_schema)
+
+    assert wrong_pairs(load_trajectories(Stream())) == 0
+
+
+def test_structs_are_nested_observations(tmp_path: Path) -> None:
+    rows = [
+        {"obs": {"place": row["obs"], "turn": index % 3}, "action": row["action"], "reward": row["reward"]}
+        | {"terminated": row["terminated"], "truncated": row["truncated"]}
+        for index, row in enumerate(listed().to_dict("records"))
+    ]
+    pa_table = pa.Table.from_pylist(rows)
+    (tmp_path / "log.jsonl").write_text("\n".join(json.dumps(row) for row in pa_table.to_pylist()) + "\n\n")
+    for source in (rows, pa_table, tmp_path / "log.jsonl"):
+        data = load_trajectories(source, observation_leaves=["place"])
+        np.testing.assert_array_equal(data.observations["place"], load_trajectories(listed(False)).observations[""])
+        assert set(load_trajectories(source).observations) == {"place", "turn"}
+
+
+def transitions(flags: int, info: bool = False) -> list[tuple[Any, ...]]:
+    """Coded episodes as tuples that end in one or two flags."""
+    arrays = flat(coded_episodes())
+    keys = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")[: 4 + flags]
+    return [(*(arrays[key][row] for key in keys), *([{}] if info else [])) for row in range(sum(LENGTHS))]
+
+
+@pytest.mark.parametrize("info", [True, False])
+def test_tuples_of_steps_with_both_flags_are_read(info: bool) -> None:
+    data = load_trajectories(transitions(2, info))
+    assert wrong_pairs(data) == 0 and data.final_observations
+    assert load_trajectories(iter(transitions(2, info))).fingerprint() == data.fingerprint()
+
+
+def test_a_done_that_nothing_else_explains_is_a_termination() -> None:
+    steps = transitions(1)
+    resets = np.cumsum(LENGTHS)
+    odd = [step for row, step in enumerate(steps) if np.searchsorted(resets, row, side="right") % 2 == 1]
+    data = load_trajectories(odd)
+    assert data.lengths.tolist() == [1, 3] and data.terminations[data.offsets[1:] - 1].all()
+    assert load_trajectories(odd, time_limit=3).truncations[data.offsets[1:] - 1].tolist() == [False, True]
+    cut, warning = told(steps[:8])
+    assert (
+        "or split_on_discontinuity=True: 1 next_observations are not followed" in warning
+        and cut.truncations[-1]
+        and not cut.terminations[-1]
+    )
+    split, _ = told(steps, split_on_discontinuity=True)
+    assert split.lengths.tolist() == list(LENGTHS)
+
+
+def test_named_tuples_are_dicts() -> None:
+    step = namedtuple("step", ["obs", "action", "reward", "next_obs", "terminated", "truncated"])
+    assert wrong_pairs(load_trajectories([step(*each) for each in transitions(2)])) == 0
+
+
+# Where episodes end ------------------------------------------------------------
+
+
+def test_rows_in_any_order_are_sorted_by_episode_and_step(tmp_path: Path) -> None:
+    frame = frame_of()
+    mixed = frame.sample(frac=1.0, random_state=3)
+    data = load_trajectories(csv(mixed, tmp_path), columns=COLUMNS)
+    order = [int(name.split()[1]) for name in dict.fromkeys(mixed["episode_id"])]
+    assert wrong_pairs(data.select(np.argsort(order))) == 0
+    interleaved = frame.sort_values("t", kind="stable")
+    assert wrong_pairs(load_trajectories(interleaved, columns=COLUMNS)) == 0
+
+
+@pytest.mark.parametrize(
+    "left_out", [["episode"], ["step"], ["episode", "step"], ["terminations"], ["truncations", "step"]]
+)
+def test_episodes_end_where_any_of_the_columns_says(left_out: list[str]) -> None:
+    columns = COLUMNS | dict.fromkeys(left_out)
+    data = load_trajectories(frame_of(), columns=columns)
+    assert data.lengths.tolist() == list(LENGTHS)
+    terminated = [index % 2 == 1 and "terminations" not in left_out for index in range(len(LENGTHS))]
+    assert data.terminations[data.offsets[1:] - 1].tolist() == terminated
+
+
+def test_without_flags_the_step_number_that_falls_begins_an_episode() -> None:
+    columns = COLUMNS | {"terminations": None, "truncations": None, "episode": None}
+    data = load_trajectories(frame_of(), columns=columns)
+    assert data.lengths.tolist() == list(LENGTHS) and data.truncations[data.offsets[1:] - 1].all()
+
+
+def test_dones_beside_other_flags_are_ends_of_the_other_kind() -> None:
+    frame = frame_of()
+    frame["done"] = frame["terminated"] | frame["truncated"]
+    for role, other in (("terminations", "truncations"), ("truncations", "terminations")):
+        data = load_trajectories(frame, columns=COLUMNS | {"dones": "done", role: None, "episode": None})
+        assert wrong_pairs(data) == 0, other
+    data, warning = told(frame.drop(columns=["terminated", "truncated", "episode_id", "t"]))
+    assert "'dones' count as terminations" in warning and data.terminations[data.offsets[1:] - 1].all()
+
+
+def test_several_columns_are_the_key_of_an_episode_and_levels_of_an_index_are_columns() -> None:
+    frame = frame_of()
+    frame["seed_number"], frame["number"] = frame["episode_id"].str[-1].astype(int) // 2, 0
+    frame["number"] = frame["episode_id"].str[-1].astype(int) % 2
+    columns = COLUMNS | {"episode": ["seed_number", "number"]}
+    assert wrong_pairs(load_trajectories(frame, columns=columns)) == 0
+    assert wrong_pairs(load_trajectories(frame.set_index(["episode_id", "t"]), columns=COLUMNS)) == 0
+
+
+def test_a_name_for_every_leaf_makes_a_nested_space(tmp_path: Path) -> None:
+    columns = COLUMNS | {"observations": {"arm/left": ["obs_0"], "arm/right": "obs_1"}}
+    data = load_trajectories(frame_of(), columns=columns)
+    assert {path: leaf.shape for path, leaf in data.observations.items()} == {"arm/left": (35, 1), "arm/right": (35,)}
+    dotted = frame_of().rename(columns={"obs_0": "observation.arm.x_1", "obs_1": "observation.arm.x_2"})
+    data, warning = told(csv(dotted, tmp_path))
+    assert "'observations': {'arm/x': 'observation.arm.x_*'}" in warning
+    np.testing.assert_array_equal(data.observations["arm/x"][:, 1], -data.observations["arm/x"][:, 0])
+
+
+def test_columns_beyond_ten_stand_in_the_order_of_their_numbers() -> None:
+    frame = frame_of().drop(columns=["obs_0", "obs_1"])
+    more = pandas.DataFrame({f"obs[{index}]": np.full(len(frame), float(index)) for index in (*range(2, 13), 0, 1)})
+    data = load_trajectories(pandas.concat([frame, more], axis=1), columns=COLUMNS | {"observations": "obs[*]"})
+    assert data.observations[""][0].tolist() == list(range(13))
+    assert "number 5 is missing" in refusal(
+        pandas.concat([frame, more.drop(columns="obs[5]")], axis=1), columns=COLUMNS | {"observations": "obs[*]"}
+    )
+
+
+def test_a_table_may_be_cached_under_the_columns_it_was_read_by(tmp_path: Path) -> None:
+    path = csv(frame_of(), tmp_path)
+    for columns in (COLUMNS, COLUMNS | {"rewards": "obs_0"}):
+        for _ in range(2):
+            cached = load_trajectories(path, columns=columns, cache=tmp_path / "cache")
+            assert cached.rewards[0] == (1.0 if columns is COLUMNS else 0.0)
+    assert len(list((tmp_path / "cache").glob("trajectories-*"))) == 2
+
+
+# Without rewards ------------------------------------------------------------
+
+
+def test_data_without_rewards_are_for_cloning_only(tmp_path: Path) -> None:
+    from rltransformers import DecisionTransformer
+
+    columns = COLUMNS | {"rewards": None}
+    data = load_trajectories(frame_of(), columns=columns, action_space=spaces.Box(-1, 1, (1,)))
+    assert not data.has_rewards and not data.rewards.any()
+    small: dict[str, Any] = {"context_length": 4, "batch_size": 4}
+    DecisionTransformer("DTPolicy", data, mode="bc", **small).learn(1)
+    for source in (data, Trajectories.concatenate([data, load_trajectories(frame_of(), columns=COLUMNS)])):
+        with pytest.raises(ConfigError, match="has no rewards, and mode 'dt' needs them; clone all episodes"):
+            DecisionTransformer("DTPolicy", source, **small)
+    with pytest.raises(ConfigError, match="has no rewards, and top_fraction needs them"):
+        DecisionTransformer("DTPolicy", data, mode="bc", top_fraction=0.5, **small)
+    assert not Trajectories.open(data.save(tmp_path / "saved")).has_rewards
+    known = load_trajectories(transitions(2))
+    silent = Trajectories.concatenate([known]).select([0, 1])
+    write_minari_refuses(known, silent)
+
+
+def write_minari_refuses(known: Trajectories, silent: Trajectories) -> None:
+    """Minari stores rewards, so data without them are not written."""
+    from dataclasses import replace
+
+    with pytest.raises(DataError, match="rewards are unknown and Minari stores them"):
+        write_minari(replace(silent, metadata={"rewards": "unknown"}), "silent/walk-v0")
+
+
+# What is wrong is named ------------------------------------------------------------
+
+
+def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
+    frame = frame_of()
+    assert "names 'reward', did you mean 'rewards'?" in refusal(frame, columns={"reward": "gain"}).replace(";", ",")
+    assert "names 'rewrad', which is no column; did you mean 'reward'?" in refusal(frame, columns={"rewards": "rewrad"})
+    assert "'seen_*', which no column is called like" in refusal(frame, columns={"observations": "seen_*"})
+    assert "must be a name of a column, a list of names or a dict of leaves, got 3" in refusal(
+        frame, columns={"rewards": 3}
+    )
+    assert "no column is called like actions; present: ['obs_0'" in refusal(frame.drop(columns="action_0"))
+    assert "'note' has no single number per row" in refusal(frame, columns={"observations": ["obs_0", "note"]})
+    ends = ["terminated", "truncated", "episode_id", "t"]
+    assert "no column says where episodes end; present: ['obs_0'" in refusal(frame.drop(columns=ends))
+    assert "columns applies to tables and lists of steps, and Trajectories is none" in refusal(
+        load_trajectories(listed()), columns=COLUMNS
+    )
+
+
+def test_episodes_that_cannot_be_told_apart_are_refused() -> None:
+    frame = frame_of()
+    twice = pandas.concat([frame, frame])
+    assert "two rows are step 0 of episode 'run 0'; number the episodes of several" in refusal(twice)
+    apart = pandas.concat([frame[:3], frame[5:], frame[3:5]])
+    assert "the rows of episode 'run 0' lie apart, and no column says" in refusal(apart, columns={"step": None})
+    early = frame.assign(terminated=frame["t"] == 2)
+    assert "step 2 of episode 0 is flagged as an end, and the episode goes on" in refusal(early, columns={"step": "t"})
+    frame.loc[4, "episode_id"] = None
+    assert "episode: row 4 has no value; fill it in or drop the row" in refusal(frame)
+    assert "episode 2 has 9 steps, more than time_limit=7" in refusal(frame_of(), time_limit=7)
+
+
+def test_rows_that_differ_and_files_that_are_no_tables_are_named(tmp_path: Path) -> None:
+    steps = dicts(listed(), tmp_path)
+    assert "step 3 has ['obs'], step 0 has ['action', 'next_obs'" in refusal([*steps[:3], {"obs": [0.0]}])
+    assert "obs: its rows are not of one shape" in refusal([steps[0], steps[1] | {"obs": np.zeros(3)}])
+    assert "step 0 has 3 members; a step is (observation, action, reward" in refusal([(1, 2, 3)])
+    assert "step 1 has 4 members, step 0 has 5 members" in refusal([(0, 0, 0, 0, True), (0, 0, 0, 0)])
+    for name, content, words in (
+        ("text.jsonl", '{"obs": 1}\nobs', "line 2 is no JSON"),
+        ("bytes.jsonl", b"\xff\xfe", "is no text"),
+        ("empty.csv", "", "is no table of comma-separated values"),
+        ("head.csv", "obs_0,action,done\n", "hold no rows"),
+        ("ragged.csv", "obs,action\n1,2\n1,2,3\n", "is no table of comma-separated values"),
+    ):
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        assert words in refusal(tmp_path / name), name
+    frame = frame_of()
+    frame.loc[8, "obs_1"] = np.nan
+    assert "observations of episode 2, step 2 is [2002.   nan], NaN or infinity" in refusal(frame)
+    frame["obs_1"] = "left"
+    assert "observations are not rows of numbers" in refusal(frame, columns={"observations": "obs_1"})
+    assert "two columns are called 'reward'" in refusal(frame.rename(columns={"note": "reward"}))
