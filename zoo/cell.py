@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sb3_contrib import RecurrentPPO
 from torch import Tensor
 
 from benchmarks import harness
@@ -36,7 +35,14 @@ from rltransformers.data import load_trajectories
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.policies.steps import Acting
 from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.runs.experiment import AgentName, ExperimentConfig, build_experiment, read_experiment
+from rltransformers.training.online.online_agent import OnlineAgent
+from rltransformers.training.runs.experiment import (
+    BASELINES,
+    AgentName,
+    ExperimentConfig,
+    build_experiment,
+    read_experiment,
+)
 from rltransformers.training.runs.run_folder import RunFolder
 from rltransformers.training.update import RATIO_TOLERANCE
 from zoo.suites import ROOT, Cell, Task, config_hash
@@ -176,7 +182,9 @@ def resumable(path: Path, config: ExperimentConfig) -> bool:
         return False
     environment = config.environment
     normalized = environment.normalize_observation or environment.normalize_reward
-    if config.agent is AgentName.RECURRENT_PPO and normalized and not (path / "last.normalization.zip").is_file():
+    if config.agent is AgentName.SAC:
+        return False  # its checkpoint has no replay
+    if config.agent in BASELINES and normalized and not (path / "last.normalization.zip").is_file():
         return False  # killed between the two files of its first checkpoint
     try:
         return config_hash(read_experiment(folder.config)) == config_hash(config)
@@ -242,7 +250,7 @@ def transferred(
             target_returns=evaluation.target_returns if target is None else [target],
         )
         moved = replace(config, environment=environment, evaluation=evaluation)
-        acting: Acting | None = None if config.agent is AgentName.RECURRENT_PPO else transfer["acting"]
+        acting: Acting | None = None if config.agent in BASELINES else transfer["acting"]
         agent = build_agent(moved, RunFolder(folder).last, training=False, acting=acting)
         try:
             with suppress(DataError):  # episodes that go on; what is compiled in their first step is not timed
@@ -258,12 +266,12 @@ def transferred(
 
 def state_bytes(model: Any) -> int:
     """Bytes that acting carries from step to step for one environment."""
-    if isinstance(model, RecurrentPPO):
-        shape: Any = model.policy.lstm_hidden_state_shape
-        return 2 * 4 * int(np.prod(list(shape)))  # hidden and cell of the actor, float32
     if isinstance(model, DecisionTransformer):
         return sum(tensor.nbytes for tensor in _tensors(vars(model.decider().initial_state(1))))
-    return sum(tensor.nbytes for tensor in _tensors(model.policy.initial_state(1).tensors()))
+    if isinstance(model, OnlineAgent):
+        return sum(tensor.nbytes for tensor in _tensors(model.policy.initial_state(1).tensors()))
+    shape = getattr(model.policy, "lstm_hidden_state_shape", (0,))
+    return 2 * 4 * int(np.prod(list(shape)))  # hidden and cell of the actor, float32
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

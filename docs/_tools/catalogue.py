@@ -33,26 +33,26 @@ from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.readouts.catalogue import READOUTS
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
 from rltransformers.training.offline.settings import CriticOptions
-from rltransformers.training.runs.experiment import RESTARTING, AgentName, ExperimentConfig
+from rltransformers.training.runs.experiment import BASELINES, RESTARTING, AgentName, ExperimentConfig
 
 PATH = Path(__file__).resolve().parents[2] / "rltransformers" / "cli" / "catalogue.json"
 OF_MECHANISM = {"accepts": "a name, or {name: ..., option: value}"}
-OF_RECURRENT_PPO = {
+OF_BASELINES = {
     "n_steps": "Steps per environment between two updates",
     "batch_size": "Steps per minibatch",
     "normalize_advantage": "Bring the advantages of every minibatch to mean 0 and standard deviation 1",
     "use_sde": "Explore by noise that depends on the state (gSDE, arXiv 2005.05719)",
     "sde_sample_freq": "Steps between two draws of the gSDE noise; -1: one draw per rollout",
     "log_std_init": "First logarithm of the standard deviation of Box actions",
-    "net_arch": "Hidden layers behind the LSTM: widths, or {pi: widths, vf: widths}",
+    "net_arch": "Hidden layers, of recurrent_ppo behind the LSTM: widths, or {pi: widths, vf: widths}",
     "activation_fn": "Class of the activation; from Python only",
     "ortho_init": "Begin with orthogonal weights",
     "full_std": "With use_sde: a deviation per feature and action, not per feature alone",
     "use_expln": "With use_sde: a deviation that grows slower than exponentially",
     "squash_output": "With use_sde: bend actions by tanh",
-    "features_extractor_class": "Class of the network in front of the LSTM; from Python only",
-    "features_extractor_kwargs": "Keywords of the network in front of the LSTM",
-    "share_features_extractor": "Let actor and critic share the network in front of the LSTM",
+    "features_extractor_class": "Class of the network in front of it; from Python only",
+    "features_extractor_kwargs": "Keywords of the network in front of it",
+    "share_features_extractor": "Let actor and critic share the network in front of it",
     "normalize_images": "Divide images by 255",
     "optimizer_class": "Class of the optimizer; from Python only",
     "optimizer_kwargs": "Keywords of the optimizer beside the learning rate",
@@ -63,7 +63,28 @@ OF_RECURRENT_PPO = {
     "lstm_kwargs": "Further keywords of torch.nn.LSTM or GRU",
     "cell": "What remembers: LSTMs, or GRUs wherever the other settings say LSTM",
 }
-"""Keywords of sb3-contrib's agent in words of ours; the others mean what they mean for GTrXLPPO."""
+"""Keywords of sb3-contrib's and Stable-Baselines3's agents in words of ours; others mean what they mean for ours."""
+OF_SAC = {
+    "batch_size": "Steps per minibatch",
+    "buffer_size": "Steps of all environments together that the replay holds",
+    "learning_starts": "Random steps of all environments together before the first update",
+    "train_freq": "Steps per environment from one round of updates to the next",
+    "n_steps": "Steps of reward before a target bootstraps",
+    "ent_coef": "Weight of the entropy; auto: learned, auto_0.1: learned from there",
+    "target_update_interval": "Gradient steps between two moves of the target",
+    "target_entropy": "Entropy that a learned weight holds; auto: minus the number of actions",
+    "use_sde_at_warmup": "With use_sde: use its noise before learning starts, too",
+    "sde_sample_freq": "Steps between two draws of the gSDE noise; -1: one draw per collection",
+    "optimize_memory_usage": "Keep next observations as observations of the next step",
+    "log_std_init": "First logarithm of the standard deviation with use_sde",
+    "clip_mean": "With use_sde: bound of the mean before tanh",
+    "n_critics": "How many critics there are; targets take the least of them",
+    "net_arch": "Hidden layers: widths, or {pi: widths, qf: widths}",
+    "share_features_extractor": "Let actor and critics share the network in front",
+    "gradient_steps": "Updates per round",
+    "tau": "Step of the target towards the learner",
+}
+"""The same for SAC."""
 ADDED = {"cell": "lstm"}
 """Defaults of keywords that the class of a policy does not have itself; of the others it is null."""
 OF_DECISION_TRANSFORMER = {
@@ -175,7 +196,7 @@ def _of_record(record: type, prefix: str) -> Iterator[Setting]:
 def _backbone_by_agent() -> Iterator[Setting]:
     """A decision_transformer starts from the preset of its name, the others that have a backbone from gtrxl."""
     preset = AgentName.DECISION_TRANSFORMER.value
-    others = [agent.value for agent in AgentName if agent not in (preset, AgentName.RECURRENT_PPO)]
+    others = [agent.value for agent in AgentName if agent not in (preset, *BASELINES)]
     defaults = {**PLAIN, **PRESETS[preset].overrides}
     own = {name: plain_default(value) for name, value in defaults.items()} | OF_DECISION_TRANSFORMER
     for entry in _backbone():
@@ -236,7 +257,8 @@ def _by_agent(
     for agent in AgentName:
         made = class_of(agent)
         defaults = inspect.signature(made.__init__).parameters  # type: ignore[misc]
-        explained = OF_RECURRENT_PPO if agent is AgentName.RECURRENT_PPO else explanations(made)
+        explained = OF_BASELINES if agent in BASELINES else explanations(made)
+        explained = explained | (OF_SAC if agent is AgentName.SAC else {})
         for name, hint in hints_of(agent).items():
             explanation = explained.get(name, "")
             if explanation.startswith("As for GTrXLDQN"):

@@ -4,41 +4,43 @@ import json
 import os
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from sb3_contrib import RecurrentPPO
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.load import agent_checkpoint, steps_of
 from rltransformers.backbone import Backbone
+from rltransformers.cli.baselines import load_baseline, make_baseline, save_baseline
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.cli.keywords import MEMORY_AGENTS, check_config, offline_policy
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line
-from rltransformers.core.files import replacing
 from rltransformers.core.pictures import is_image
 from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import branch_seeds, seed_environments
-from rltransformers.core.spaces import differing_spaces, leaf_spaces
+from rltransformers.core.spaces import differing_spaces
 from rltransformers.core.world import current_sharing
 from rltransformers.data import load_trajectories
-from rltransformers.policies.recurrent import RECURRENT_POLICIES
 from rltransformers.policies.steps import Acting
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
-from rltransformers.training.normalization import load_normalization, save_normalization
 from rltransformers.training.offline.playing import check_explores, check_lengths
 from rltransformers.training.online.online_agent import OnlineAgent
-from rltransformers.training.runs.experiment import AgentName, EnvironmentConfig, EvaluationConfig, ExperimentConfig
-from rltransformers.training.schedules import Line, as_schedule
+from rltransformers.training.runs.experiment import (
+    BASELINES,
+    AgentName,
+    EnvironmentConfig,
+    EvaluationConfig,
+    ExperimentConfig,
+)
 
 
 class RunAgent(ABC):
@@ -81,7 +83,7 @@ class RunAgent(ABC):
     def hyperparameters(self) -> dict[str, Any]:
         """Settings of agent and run for TensorBoard; those of the agent have their names in Python."""
         config = self.config.to_dict()
-        if isinstance(self.model, RecurrentPPO):
+        if self.config.agent in BASELINES:
             return config
         agents_own = ("agent", "algorithm", "policy", "backbone")
         return self.model.hyperparameters() | {name: value for name, value in config.items() if name not in agents_own}
@@ -103,7 +105,7 @@ class RunAgent(ABC):
 
 
 class OnlineRunAgent(RunAgent):
-    """One of ``MEMORY_AGENTS``, or RecurrentPPO as the baseline with an LSTM or a GRU, and its environments."""
+    """One of ``MEMORY_AGENTS`` or a baseline, and its environments."""
 
     steps = "environment steps"
     online = True
@@ -120,7 +122,7 @@ class OnlineRunAgent(RunAgent):
         if config.agent in MEMORY_AGENTS:
             self.model = self._gtrxl(MEMORY_AGENTS[config.agent], env, checkpoint)
         else:
-            self.model = self._recurrent(env, checkpoint)
+            self.model = self._baseline(env, checkpoint)
             seed_environments(env, branch_seeds(seed, "environment", env.num_envs))  # Stable-Baselines3: seed + i
         self._evaluation_env: VecEnv | None = None
         if training and config.evaluation.kwargs:
@@ -147,48 +149,12 @@ class OnlineRunAgent(RunAgent):
         name = next(iter(kind.policy_aliases))
         return make(name, self._normalized(env), policy_kwargs=policy, seed=config.seed, **config.algorithm)
 
-    def _recurrent(self, env: VecEnv, checkpoint: Path | None) -> RecurrentPPO:
-        config = self.config
+    def _baseline(self, env: VecEnv, checkpoint: Path | None) -> BaseAlgorithm:
         if self._overrides.get("acting") == "compiled":
-            raise ConfigError("recurrent_ppo has no compiled steps; leave --acting out")
+            raise ConfigError(f"{self.config.agent} has no compiled steps; leave --acting out")
         if checkpoint is not None:
-            return self._loaded_recurrent(env, checkpoint)
-        if any(isinstance(leaf, spaces.MultiDiscrete) for leaf in leaf_spaces(env.observation_space).values()):
-            raise ConfigError(
-                "RecurrentPPO of sb3-contrib takes no MultiDiscrete observations; add the wrapper FlattenObservation"
-            )
-        policy = dict(config.policy)
-        seen = env.observation_space
-        images = isinstance(seen, spaces.Box) and len(seen.shape) == 3
-        what = "dict" if isinstance(seen, spaces.Dict) else "image" if images else "vector"
-        kind = RECURRENT_POLICIES[policy.pop("cell", "lstm")][what]
-        algorithm: dict[str, Any] = {
-            key: as_schedule(cast(Line, value), f"algorithm.{key}") if isinstance(value, Mapping) else value
-            for key, value in config.algorithm.items()
-        }
-        normalized = self._normalized(env)
-        try:
-            return RecurrentPPO(kind, normalized, policy_kwargs=policy, seed=config.seed, **algorithm)
-        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-            raise ConfigError(f"RecurrentPPO of sb3-contrib refuses algorithm or policy: {error}") from error
-
-    def _loaded_recurrent(self, env: VecEnv, checkpoint: Path) -> RecurrentPPO:
-        if not checkpoint.is_file():
-            raise CheckpointError(f"checkpoint {checkpoint} does not exist")
-        statistics = _normalization_path(checkpoint)
-        if self.config.environment.normalizes:
-            if not statistics.is_file():
-                raise CheckpointError(
-                    f"{statistics} is not there, which holds the statistics that {checkpoint} is normalized by; put it "
-                    "back, or train anew"
-                )
-            env = load_normalization(statistics, env, training=True)
-        try:
-            return RecurrentPPO.load(checkpoint, env=env, device=self._device)
-        except (ValueError, AssertionError, KeyError, EOFError, RuntimeError) as error:
-            raise CheckpointError(
-                f"checkpoint {checkpoint} is corrupt or not of a RecurrentPPO ({one_line(error)})"
-            ) from error
+            return load_baseline(self.config, env, checkpoint, self._device)
+        return make_baseline(self.config, self._normalized(env))
 
     def _normalized(self, env: VecEnv) -> VecEnv:
         settings = self.config.environment
@@ -208,7 +174,7 @@ class OnlineRunAgent(RunAgent):
             self.model.learn(remaining, callback=callback, reset_num_timesteps=False, progress_bar=progress)
 
     def evaluate(self, evaluation: EvaluationConfig, progress: bool = False) -> list[EvaluationResult]:
-        of_torch = isinstance(self.model, RecurrentPPO)  # its sampled actions; those of training stay as they are
+        of_torch = not isinstance(self.model, OnlineAgent)  # its sampled actions; those of training stay as they are
         with torch.random.fork_rng() if of_torch else nullcontext():
             if of_torch:
                 torch.manual_seed(evaluation.seed)
@@ -247,13 +213,15 @@ class OnlineRunAgent(RunAgent):
     @property
     def backbone(self) -> Backbone:
         if not isinstance(self.model, OnlineAgent):
-            raise ConfigError(f"agent {self.config.agent} has an LSTM, which has no attention to draw")
+            raise ConfigError(f"agent {self.config.agent} has no attention to draw")
         return self.model.policy.actor.backbone
 
     @property
     def inexact(self) -> str | None:
         if not isinstance(self.model, OnlineAgent):
-            return "environments begin new episodes and sampling new random numbers: recurrent_ppo cannot save either"
+            agent = self.config.agent
+            replay = " and the replay is empty" if agent is AgentName.SAC else ""
+            return f"environments begin new episodes and sampling new random numbers{replay}: {agent} saves none of it"
         if self.model.is_in_episodes:
             return None
         return (
@@ -266,13 +234,10 @@ class OnlineRunAgent(RunAgent):
         self.model.begin_episodes(int(words[0]) % 2**31)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        statistics = self.model.get_vec_normalize_env()
-        if not isinstance(self.model, RecurrentPPO):  # holds the statistics itself
-            return super().save(path)
-        if statistics is not None:  # first: a checkpoint without them cannot be used
-            save_normalization(_normalization_path(Path(path)), statistics)
-        with replacing(path) as temporary:
-            self.model.save(temporary)
+        if isinstance(self.model, OnlineAgent):  # holds the statistics itself
+            self.model.save(path)
+        else:
+            save_baseline(self.model, path)
 
     def close(self) -> None:
         for env in self._environments:
@@ -394,15 +359,11 @@ def checkpoint_step(path: Path) -> int:
     """The training step a checkpoint was written at; CheckpointError when it is corrupt or of no agent."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if "data" in archive.namelist():  # RecurrentPPO, in the format of Stable-Baselines3
+            if "data" in archive.namelist():  # a baseline, in the format of Stable-Baselines3
                 return int(json.loads(archive.read("data"))["num_timesteps"])
         return steps_of(agent_checkpoint(path))
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} is corrupt or of no agent ({one_line(error)})") from error
-
-
-def _normalization_path(checkpoint: Path) -> Path:
-    return checkpoint.with_suffix(".normalization.zip")
 
 
 def _vectors_of(space: spaces.Space[Any]) -> list[str] | None:

@@ -24,7 +24,7 @@ from rltransformers.data.minari import check_dataset_id, write_minari, writing_m
 from rltransformers.data.recorder import record
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.envs.make import make_vec_env
-from rltransformers.training.runs.experiment import CollectConfig, EnvironmentConfig
+from rltransformers.training.runs.experiment import CollectConfig, EnvironmentConfig, read_experiment
 from rltransformers.training.runs.threads import use_threads
 
 
@@ -121,10 +121,12 @@ def _checkpoint(argument: str, observation_space: Space, action_space: Space, de
     except Exception:  # whatever a damaged file raises; who loads it says so
         of_sb3 = False
     if of_sb3:
-        way_out = f"write sb3:recurrentppo:{file}"
+        config = file.with_name("config.yaml")
+        agent = read_experiment(config).agent.replace("_", "") if config.is_file() else "CLASS"
+        way_out = f"write sb3:{agent}:{file}"
         if file.with_suffix(".normalization.zip").is_file():
             way_out += ", unless environment.normalize_observation was on: sb3 cannot read these statistics"
-        raise ConfigError(f"{file} is a pickle of Stable-Baselines3, as runs of recurrent_ppo write it; {way_out}")
+        raise ConfigError(f"{file} is a pickle of Stable-Baselines3, as runs of baselines write it; {way_out}")
     actor = load_agent(file, device="cpu").actor(deterministic=deterministic)
     actor.name = f"checkpoint:{file}"
     return actor

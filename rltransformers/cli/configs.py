@@ -14,6 +14,7 @@ from rltransformers.cli.words import Overrides
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.yaml_text import parse_yaml
 from rltransformers.training.runs.experiment import (
+    BASELINES,
     AgentName,
     ExperimentConfig,
     build_experiment,
@@ -28,8 +29,8 @@ train: {total_timesteps: 100_000}
 evaluation: {episodes: 20, every: 10_000}
 """
 """Settings of a run that names an environment alone; what is not here has the default of the agent."""
-USUAL_RECURRENT = USUAL.replace("num_envs: 8", "num_envs: 8, normalize_reward: true")
-"""The same for recurrent_ppo, which scales no rewards by itself."""
+USUAL_BASELINE = USUAL.replace("num_envs: 8", "num_envs: 8, normalize_reward: true")
+"""The same for agents of Stable-Baselines3, which scale no rewards by themselves."""
 USUAL_OFFLINE = """
 agent: decision_transformer
 environment: {num_envs: 8}
@@ -91,8 +92,7 @@ def config_of_env(
 ) -> tuple[str, ExperimentConfig]:
     """Name and content of the config of an environment with the usual settings of the agent in ``overrides``."""
     agent = parse_yaml(dict(overrides).get("agent", AgentName.GTRXL_PPO), "--agent")
-    recurrent = agent == AgentName.RECURRENT_PPO
-    text = USUAL_OFFLINE if agent == AgentName.DECISION_TRANSFORMER else USUAL_RECURRENT if recurrent else USUAL
+    text = USUAL_OFFLINE if agent == AgentName.DECISION_TRANSFORMER else USUAL_BASELINE if agent in BASELINES else USUAL
     config = _read(text, "--env", overrides, imports)
     return f"{env_id.rpartition(':')[2].rpartition('/')[2]}-{config.agent}", config
 

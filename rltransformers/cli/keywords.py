@@ -6,6 +6,10 @@ from typing import Any, Literal, get_type_hints
 
 from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from stable_baselines3 import PPO, SAC
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.sac.policies import SACPolicy
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN
@@ -24,7 +28,7 @@ from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.training.offline.settings import PolicySettings, backbone_config
 from rltransformers.training.online.on_policy_agent import check_batch_size
 from rltransformers.training.online.online_agent import OnlineAgent
-from rltransformers.training.runs.experiment import AgentName, ExperimentConfig
+from rltransformers.training.runs.experiment import BASELINES, AgentName, ExperimentConfig
 
 MEMORY_AGENTS: Mapping[AgentName, type[OnlineAgent]] = {
     AgentName.GTRXL_PPO: GTrXLPPO,
@@ -37,18 +41,35 @@ AGENT_CLASSES: Mapping[AgentName, type[Any]] = {
     **MEMORY_AGENTS,
     AgentName.DECISION_TRANSFORMER: DecisionTransformer,
     AgentName.RECURRENT_PPO: RecurrentPPO,
+    AgentName.PPO: PPO,
+    AgentName.SAC: SAC,
 }
+BASELINE_POLICIES: Mapping[AgentName, type[Any]] = {
+    AgentName.RECURRENT_PPO: RecurrentActorCriticPolicy,
+    AgentName.PPO: ActorCriticPolicy,
+    AgentName.SAC: SACPolicy,
+}
+"""Classes whose keywords ``policy`` takes for agents of Stable-Baselines3."""
+OBJECTS = (
+    "action_noise",
+    "replay_buffer_class",
+    "replay_buffer_kwargs",
+    "rollout_buffer_class",
+    "rollout_buffer_kwargs",
+)
+"""Keywords of agents of Stable-Baselines3 whose values no YAML has."""
 Cell = Literal["lstm", "gru"]  # what remembers in ``recurrent_ppo``
 
 
 def keyword_hints(agent: AgentName) -> dict[str, Any]:
     """The keywords that ``algorithm`` takes for an agent, with their annotations.
 
-    A keyword of RecurrentPPO that GTrXLPPO has too has the same range there.
+    A keyword of a baseline that the agent of this package with the same algorithm has too has its range.
     """
-    hints = annotations(AGENT_CLASSES[agent].__init__)
-    if agent is AgentName.RECURRENT_PPO:
-        hints = {name: annotations(GTrXLPPO.__init__).get(name, hint) for name, hint in hints.items()}
+    hints = annotations(AGENT_CLASSES[agent].__init__, VecEnv=VecEnv)  # a name that Stable-Baselines3 leaves open
+    if agent in BASELINES:
+        ours = annotations((GTrXLSAC if agent is AgentName.SAC else GTrXLPPO).__init__)
+        hints = {name: ours.get(name, hint) for name, hint in hints.items() if name not in OBJECTS}
     return {name: hint for name, hint in hints.items() if name not in SET_ELSEWHERE}
 
 
@@ -56,7 +77,7 @@ def policy_class(agent: AgentName) -> type[Any]:
     """The class whose keywords ``policy`` takes for an agent."""
     if agent in MEMORY_AGENTS:
         return next(iter(MEMORY_AGENTS[agent].policy_aliases.values()))
-    return PolicySettings if agent is AgentName.DECISION_TRANSFORMER else RecurrentActorCriticPolicy
+    return PolicySettings if agent is AgentName.DECISION_TRANSFORMER else BASELINE_POLICIES[agent]
 
 
 def policy_hints(agent: AgentName) -> dict[str, Any]:
@@ -102,8 +123,7 @@ def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mappi
         if SET_ELSEWHERE.get(key):
             raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {SET_ELSEWHERE[key]}")
     check_settings(keyword_hints(agent), algorithm, "algorithm.")
-    recurrent = agent is AgentName.RECURRENT_PPO
-    if recurrent and algorithm.get("batch_size") == 1 and algorithm.get("normalize_advantage", True):
+    if agent in BASELINES and algorithm.get("batch_size") == 1 and algorithm.get("normalize_advantage", True):
         raise ConfigError("algorithm.batch_size is 1, but one advantage has no deviation to be normalized by; raise it")
     find_device(algorithm.get("device", "auto"), "algorithm.device")
     if agent in MEMORY_AGENTS:

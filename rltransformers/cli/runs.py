@@ -24,7 +24,13 @@ from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.envs.video import check_recordable, video_wrapper
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.runs.callback import RunCallback
-from rltransformers.training.runs.experiment import AgentName, EnvironmentConfig, ExperimentConfig, read_experiment
+from rltransformers.training.runs.experiment import (
+    BASELINES,
+    AgentName,
+    EnvironmentConfig,
+    ExperimentConfig,
+    read_experiment,
+)
 from rltransformers.training.runs.lookback import lookback_of
 from rltransformers.training.runs.plots import check_picture, plot_lookback, plot_return_versus_target
 from rltransformers.training.runs.run_card import write_run_card
@@ -303,9 +309,9 @@ def export(arguments: argparse.Namespace) -> Path:
     checkpoint, ending = Path(arguments.run_or_checkpoint), f".{arguments.format}"
     if checkpoint.is_dir():
         folder = RunFolder.open(checkpoint)
-        if read_experiment(folder.config).agent is AgentName.RECURRENT_PPO:
+        if (name := read_experiment(folder.config).agent) in BASELINES:
             raise ConfigError(
-                "recurrent_ppo has a policy of sb3-contrib, which has no file form; every other agent can be exported"
+                f"{name} has a policy of Stable-Baselines3, which has no file form; every other agent can be exported"
             )
         checkpoint = folder.last
     written = checkpoint.with_suffix(ending) if output is None else Path(output)

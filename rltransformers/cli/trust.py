@@ -14,7 +14,7 @@ from rltransformers.core.errors import ConfigError, error_line
 from rltransformers.core.files import is_pickle
 from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import check
-from rltransformers.training.runs.experiment import AgentName, ExperimentConfig
+from rltransformers.training.runs.experiment import BASELINES, ExperimentConfig
 
 _DATA_BEHAVIORS = ("random", "checkpoint", "export")
 _ALLOWED: set[str] = set()  # effects that somebody typed, or said yes to, in this process
@@ -40,7 +40,7 @@ def programs(config: ExperimentConfig, checkpoint: Path | None = None, training:
         foreign.append(Program("dataset.id", f"dataset.id {dataset.id!r} is a pickle, which runs code when it is read"))
     if dataset is not None and dataset.collect is not None:
         foreign += behavior_programs(dataset.collect.behaviors, "dataset.collect.behaviors")
-    if checkpoint is not None and config.agent is AgentName.RECURRENT_PPO:
+    if checkpoint is not None and config.agent in BASELINES:
         foreign.append(Program("", f"{checkpoint} is a pickle of Stable-Baselines3 that runs code when it is loaded"))
     return foreign
 

@@ -123,9 +123,12 @@ def suggesting(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 
 @functools.cache
-def annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations of the parameters by name, without ``self``, ``*args`` and ``**kwargs``; Any where there is none."""
-    hints = typing.get_type_hints(function, include_extras=True)
+def annotations(function: Callable[..., Any], **names: Any) -> dict[str, Any]:
+    """Annotations of the parameters by name, without ``self``, ``*args`` and ``**kwargs``; Any where there is none.
+
+    ``names``: what names in them mean that its module does not have.
+    """
+    hints = typing.get_type_hints(function, localns=names, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
     return {
         each.name: hints.get(each.name, Any)

@@ -81,6 +81,7 @@ _WORDS = {
     "gtrxl_sac": "gtrxl sac soft_actor_critic",
     "decision_transformer": "dt bc offline",
     "recurrent_ppo": "lstm gru ppo_lstm recurrentppo lstm_ppo",
+    "ppo": "mlp memoryless",
     "GTrXLPolicy": "mlppolicy cnnpolicy multiinputpolicy mlplstmpolicy cnnlstmpolicy multiinputlstmpolicy",
     "DTPolicy": "mlppolicy cnnpolicy multiinputpolicy",
     "gpt": "gpt2 decoder causal",

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLVMPO
-from rltransformers.cli.keywords import AGENT_CLASSES, check_keywords
+from rltransformers.cli.keywords import AGENT_CLASSES, check_keywords, keyword_hints
 from rltransformers.cli.main import main
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import annotations, check, fits
@@ -154,13 +154,9 @@ def test_a_keyword_that_an_environment_does_not_take_is_looked_for_where_it_was_
 
 @pytest.mark.parametrize("agent", AGENT_CLASSES)
 def test_in_a_config_every_keyword_is_refused_with_its_full_name(agent: AgentName) -> None:
-    ours = annotations(GTrXLPPO.__init__)
-    hints = annotations(AGENT_CLASSES[agent].__init__)
-    elsewhere = {"seed", "verbose", "tensorboard_log", "policy_kwargs", "_init_setup_model", *LOOSE}
-    tried = 0
-    for name in hints.keys() - elsewhere:
-        annotation = ours.get(name, hints[name]) if agent is AgentName.RECURRENT_PPO else hints[name]
-        for value in bad_values(annotation):
+    hints, tried = keyword_hints(agent), 0
+    for name in hints.keys() - LOOSE:
+        for value in bad_values(hints[name]):
             with pytest.raises(ConfigError, match=rf"algorithm\.{name}"):
                 check_keywords(agent, {name: value})
             tried += 1

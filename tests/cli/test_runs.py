@@ -21,6 +21,7 @@ import torch
 import yaml
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
+from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -33,10 +34,10 @@ from rltransformers.cli.keywords import check_keywords
 from rltransformers.cli.main import build_parser, main
 from rltransformers.cli.words import split_overrides
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.seeding import branch_seeds
+from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.core.signals import signals_to
 from rltransformers.data import load_trajectories
-from rltransformers.envs import DropIndices
+from rltransformers.envs import DropIndices, make_vec_env
 from rltransformers.envs.memory_rules import CueRecall
 from rltransformers.policies import steps
 from rltransformers.training.evaluation import read_results
@@ -54,6 +55,7 @@ from rltransformers.training.runs.experiment import (
     read_experiment,
 )
 from rltransformers.training.runs.run_folder import RunFolder
+from rltransformers.training.schedules import as_schedule
 from tests.agents.tiny_envs import AnySpace
 from tests.export.stand_in import StandIn
 from tests.kills.kill_runs import compare
@@ -503,7 +505,7 @@ def test_what_a_resumed_run_cannot_keep_is_said_once_with_the_way_out(
 ) -> None:
     for name, words, reason in (
         ("online", CARTPOLE, "the checkpoint has no state of CartPole-v1; with train.restart_every"),
-        ("lstm", [], "recurrent_ppo cannot save either"),
+        ("lstm", [], "new random numbers: recurrent_ppo saves none of it"),
     ):
         run(capsys, "train", f"{name}.yaml", *words)
         longer = ["--train.total_timesteps", "64", "--trust"]
@@ -671,6 +673,47 @@ def test_the_cell_of_the_baseline_can_be_a_gru(work: Path, capsys: pytest.Captur
     assert "policy.cell must be one of 'lstm', 'gru', got 'rnn'" in message
 
 
+@pytest.mark.parametrize(
+    ("agent", "env", "algorithm", "kind"),
+    [
+        ("ppo", "CartPole-v1", {"n_steps": 8, "batch_size": 8, "learning_rate": {"start": 0.01, "end": 0.0}}, PPO),
+        ("sac", "Pendulum-v1", {"learning_starts": 4, "buffer_size": 40, "batch_size": 4}, SAC),
+    ],
+)
+def test_agents_without_memory_are_those_of_stable_baselines3(
+    work: Path, capsys: pytest.CaptureFixture[str], agent: str, env: str, algorithm: dict[str, Any], kind: type[Any]
+) -> None:
+    """A run ends with the weights of the class itself, evaluates to what it wrote, and can be made longer."""
+    values = LSTM | {
+        "agent": agent,
+        "algorithm": dict(algorithm),
+        "policy": {"net_arch": [6]},
+        "evaluation": {"episodes": 3},
+    }
+    values["environment"] = {"id": env, "num_envs": 2, "normalize_reward": True}
+    Path("plain.yaml").write_text(yaml.safe_dump(values))
+    run(capsys, "train", "plain.yaml", "--algorithm.device", "cpu")
+    folder = RunFolder("runs/plain-seed0")
+    again = json.loads(run(capsys, "evaluate", str(folder.path), "--trust", "--json"))
+    assert again == json.loads(folder.evaluation.read_text())
+    environment = make_vec_env(env, 2, seed=0)
+    scaled = VecNormalize(environment, norm_obs=False)
+    rate = as_schedule(algorithm.pop("learning_rate", 3e-4), "learning_rate")
+    model = kind("MlpPolicy", scaled, rate, policy_kwargs={"net_arch": [6]}, seed=0, device="cpu", **algorithm)
+    seed_environments(environment, branch_seeds(0, "environment", 2))
+    model.learn(32)
+    trained = kind.load(folder.last, device="cpu").policy.state_dict()
+    torch.testing.assert_close(trained, model.policy.state_dict(), rtol=0, atol=0)
+    assert main(["train", "--resume", str(folder.path), "--train.total_timesteps", "64", "--trust"]) == 0
+    assert ("the replay is empty" in capsys.readouterr().err) == (agent == "sac")
+    assert folder.read_evaluations()[-1][0] == 64
+    message = refused(capsys, "train", "plain.yaml", "--backbone.width", "8")
+    assert f"agent {agent} has a perceptron instead of a backbone" in message
+    assert f"{agent} has a policy of Stable-Baselines3" in refused(
+        capsys, "export", str(folder.path), "--format", "onnx"
+    )
+
+
 def test_what_the_lstm_cannot_read_is_refused_with_the_way_out(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "lstm.yaml", "--environment.normalize_observation", "false", "--environment.wrappers"]
     message = refused(capsys, *words, "['tests.cli.test_runs:Signs']", "--name", "signs")
@@ -777,7 +820,7 @@ def test_a_run_of_the_baseline_is_a_behavior_by_the_way_that_its_refusal_names(
     gym.register("rltransformers-tests/Masked-v0", wrapped)
     words = ["collect", "--env", "rltransformers-tests/Masked-v0", "--steps", "4", "--dataset", "cart/lstm-v0"]
     message = refused(capsys, *words, "--behavior", "checkpoint:runs/plain")
-    assert "runs of recurrent_ppo write it; write sb3:recurrentppo:runs/plain/last.zip\n" in message
+    assert "runs of baselines write it; write sb3:recurrentppo:runs/plain/last.zip\n" in message
     message = refused(capsys, *words, "--behavior", "checkpoint:runs/normalized/last.zip")
     assert "unless environment.normalize_observation was on: sb3 cannot read these statistics" in message
     run(capsys, *words, "--behavior", "sb3:recurrentppo:runs/plain/last.zip")

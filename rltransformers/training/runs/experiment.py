@@ -38,10 +38,14 @@ class AgentName(StrEnum):
     GTRXL_SAC = "gtrxl_sac"
     DECISION_TRANSFORMER = "decision_transformer"
     RECURRENT_PPO = "recurrent_ppo"
+    PPO = "ppo"
+    SAC = "sac"
 
 
 RESTARTING = (AgentName.GTRXL_PPO, AgentName.GTRXL_VMPO, AgentName.GTRXL_DQN, AgentName.GTRXL_SAC)
 """Agents that can begin new episodes in the middle of a run and resume from there."""
+BASELINES = (AgentName.RECURRENT_PPO, AgentName.PPO, AgentName.SAC)
+"""Agents of Stable-Baselines3 and sb3-contrib, to compare with."""
 
 
 @dataclass(frozen=True)
@@ -288,8 +292,8 @@ class ExperimentConfig:
     """One run.
 
     Attributes:
-        agent: what learns: gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn, gtrxl_sac, decision_transformer or recurrent_ppo (the
-            baseline: sb3-contrib's, with an LSTM or a GRU).
+        agent: what learns: gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn, gtrxl_sac, decision_transformer, or a baseline:
+            recurrent_ppo (sb3-contrib's, with an LSTM or a GRU), ppo or sac (Stable-Baselines3's, without memory).
         seed: of everything in the run: weights, actions, minibatches and environments.
         backbone: preset and overrides of ``BackboneConfig``.
         policy: other policy keywords of the agent.
@@ -339,9 +343,10 @@ class ExperimentConfig:
             raise ConfigError("evaluation.target_returns are for agent decision_transformer")
         if offline and self.algorithm.get("mode") == "bc" and self.evaluation.target_returns:
             raise ConfigError("algorithm.mode bc has no target return: set evaluation.target_returns to []")
-        if self.agent is AgentName.RECURRENT_PPO and self.backbone:
+        if self.agent in BASELINES and self.backbone:
+            network = "an LSTM" if self.agent is AgentName.RECURRENT_PPO else "a perceptron"
             raise ConfigError(
-                "agent recurrent_ppo has an LSTM instead of a backbone: leave backbone out (--backbone null)"
+                f"agent {self.agent} has {network} instead of a backbone: leave backbone out (--backbone null)"
             )
 
     def _check_length(self, offline: bool) -> None:
