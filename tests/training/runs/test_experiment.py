@@ -119,7 +119,7 @@ def test_a_dataset_may_be_just_its_id(offline: Path) -> None:
         (("environment.num_envs", "0"), r"^environment\.num_envs must be a whole number .* got 0"),
         (("environment", "{num_envs: 3}"), r"environment\.id is missing"),
         (("environment.wrappers", "[["), "--environment.wrappers is not valid YAML"),
-        (("agent", "ppo"), "agent must be one of 'gtrxl_ppo', .*got 'ppo'"),
+        (("agent", "a2c"), "agent must be one of 'gtrxl_ppo', .*got 'a2c'"),
         (
             ("evaluation.target_returns", "[a]"),
             r"^evaluation\.target_returns must be a list of finite numbers, got",
