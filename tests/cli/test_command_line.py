@@ -105,7 +105,7 @@ def test_every_setting_says_what_it_takes_and_does(capsys: pytest.CaptureFixture
     assert "algorithm.critic" not in run(capsys, "settings", "algorithm", "--agent", "gtrxl_ppo")
     assert "(of band)" in run(capsys, "settings", "backbone.pattern.window")
     assert "did you mean 'algorithm.gamma'" in refused(capsys, "settings", "algorithm.gama")
-    assert "did you mean 'gtrxl_ppo'?" in refused(capsys, "settings", "--agent", "ppo")
+    assert "did you mean 'gtrxl_vmpo'?" in refused(capsys, "settings", "--agent", "vmpo")
 
 
 @pytest.mark.parametrize("agent", list(AgentName))
