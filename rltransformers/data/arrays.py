@@ -1,11 +1,10 @@
-"""Flat arrays in an ``.npz`` file as trajectories; nothing in the file is executed. Axis letter: N rows, one a step."""
+"""Arrays in an ``.npz`` file, of which large ones are read in slices; nothing in the file is executed."""
 
 import math
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -15,20 +14,11 @@ from rltransformers.core.files import existing_file
 from rltransformers.core.spaces import nest_paths
 from rltransformers.core.values import Array
 from rltransformers.data.checks import damage
-from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.hdf5 import MAX_INFLATION
 from rltransformers.data.keys import NAMES
-from rltransformers.data.spaces import CHUNK_BYTES, Options
-from rltransformers.data.trajectories import Trajectories
+from rltransformers.data.spaces import CHUNK_BYTES
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-
-
-def read_npz(path: str | os.PathLike[str], options: Options) -> Trajectories:
-    """Read an ``.npz`` file: arrays of N rows by the names of ``keys.NAMES``, leaves as "observations/camera"."""
-    file = existing_file(path)
-    with _opened(file) as arrays:
-        return trajectories_from_d4rl(nested(arrays), options, file.stem, "npz")
 
 
 def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,8 +39,9 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[dict[str, Any]]:
+def opened_npz(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The arrays of a file, of which the large ones are read within the block."""
+    file = existing_file(path)
     with _damage(file):
         archive = zipfile.ZipFile(file)
     with archive, ExitStack() as streams:

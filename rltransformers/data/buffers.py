@@ -1,6 +1,5 @@
 """Buffers of Stable-Baselines3 as trajectories. Axes: R rows of the ring or rollout, E environments, N = E R steps."""
 
-import os
 import sys
 from dataclasses import replace
 from typing import Any
@@ -9,10 +8,8 @@ import numpy as np
 from gymnasium import spaces
 
 from rltransformers.core.errors import DataError
-from rltransformers.core.files import existing_file
 from rltransformers.core.spaces import Space, map_leaves
 from rltransformers.core.values import Array, Bools
-from rltransformers.data.checks import damage
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
@@ -72,18 +69,6 @@ def trajectories_from_buffer(buffer: Any, options: Options, name: str | None = N
         action_space=options.action_space or buffer.action_space,
     )
     return trajectories_from_d4rl(flat, options, name, "stable_baselines3")
-
-
-def read_buffer(path: str | os.PathLike[str], options: Options) -> Trajectories:
-    """Trajectories of what ``model.save_replay_buffer(path)`` wrote. The file is a pickle: reading it runs its code."""
-    from stable_baselines3.common.save_util import load_from_pkl  # slow to import
-
-    file = existing_file(path)
-    with damage(f"{file} cannot be unpickled", "save the buffer again"), file.open("rb") as stream:
-        buffer = load_from_pkl(stream)
-    if not is_buffer(buffer):
-        raise DataError(f"{file} holds {type(buffer).__name__}, not a replay buffer of Stable-Baselines3")
-    return trajectories_from_buffer(buffer, options, file.stem)
 
 
 def _replayed(buffer: Any) -> tuple[dict[str, Any], bool]:

@@ -7,7 +7,6 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import DataError
-from rltransformers.core.files import existing_file
-from rltransformers.core.spaces import Space, leaf_values
+from rltransformers.core.spaces import Space, leaf_values, map_leaves
 from rltransformers.core.values import Bools, flags
-from rltransformers.data.checks import check_time_limit, damage, jumps, leaf_name, naming
-from rltransformers.data.hdf5 import check_file
+from rltransformers.data.checks import check_time_limit, jumps, leaf_name, naming
+from rltransformers.data.hdf5 import lazy_tree, opened_hdf5
 from rltransformers.data.keys import IGNORED, key_names, pick_leaves
-from rltransformers.data.spaces import Options, choose_spaces, chunks, lazy_numbers
+from rltransformers.data.spaces import Joined, Options, choose_spaces, chunks, lazy_numbers
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.data.writer import TrajectoryWriter, column
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
-_CACHE_BYTES = 0  # HDF5's 8 MiB per array stay full of chunks that are read once
 
 # Returns of a random and of an expert policy: D4RL's normalized score is 0 at the first and 100 at the second.
 REFERENCE_SCORES: dict[str, tuple[float, float]] = {
@@ -132,19 +129,12 @@ def normalized_score(task: str, returns: npt.ArrayLike) -> npt.NDArray[np.float6
     return 100.0 * (np.asarray(returns, np.float64) - low) / (high - low)
 
 
-def read_d4rl_file(path: str | os.PathLike[str], options: Options) -> Trajectories:
-    """Read a D4RL HDF5 file: flat arrays at the root, or in parts that follow each other, ``virtual/<i>/...``."""
-    import h5py  # slow to import and needed for files only
-
-    file_path = existing_file(path)
-    with damage(f"{file_path} is truncated or no HDF5 file", "download it again"):
-        check_file(file_path)
-        file = h5py.File(file_path, "r", rdcc_nbytes=_CACHE_BYTES)
-    with file, damage(f"{file_path} is damaged", "download it again"):  # where an array cannot be read
-        if "episode_0" in file:
-            raise DataError(f"{file_path} belongs to a Minari data set; pass the Minari id, or the folder above 'data'")
-        arrays = _virtual_parts(file) if "virtual" in file and "observations" not in file else _tree(file)
-        return trajectories_from_d4rl(arrays, options, file_path.stem)
+def trajectories_from_d4rl_file(file: Any, options: Options, name: str) -> Trajectories:
+    """Trajectories of an open HDF5 file of D4RL: flat arrays at the root, or in parts in order, ``virtual/<i>/...``."""
+    if "episode_0" in file:
+        raise DataError(f"{file.filename} belongs to a Minari data set; pass the Minari id, or the folder above 'data'")
+    arrays = _virtual_parts(file) if "virtual" in file and "observations" not in file else _tree(file)
+    return trajectories_from_d4rl(arrays, options, name)
 
 
 def d4rl_file(name: str) -> Path | None:
@@ -168,23 +158,13 @@ def existing_d4rl_file(name: str) -> Path:
 
 def read_d4rl_id(dataset: str, options: Options) -> Trajectories:
     """Read the file that the d4rl package keeps for one of its ids."""
-    return read_d4rl_file(existing_d4rl_file(dataset), replace(options, name=options.name or dataset))
+    with opened_hdf5(existing_d4rl_file(dataset)) as file:
+        return trajectories_from_d4rl_file(file, options, dataset)
 
 
 def _tree(group: Any) -> dict[str, Any]:
     """All arrays that may be read as a dict of lazily read HDF5 data sets; nested groups stay nested."""
-    import h5py
-
-    def walk(node: Any) -> Any:
-        if not isinstance(node, h5py.Group):
-            return node
-        if h5py.h5o.get_info(node.id).rc > 1:
-            raise DataError(
-                f"{node.file.filename}: the group {node.name!r} has several names, and may hold itself; write it once"
-            )
-        return {key: walk(child) for key, child in node.items()}
-
-    return {key: walk(group[key]) for key in group if key not in (*IGNORED, "virtual")}
+    return {key: lazy_tree(group[key]) for key in group if key not in (*IGNORED, "virtual")}
 
 
 def _virtual_parts(file: Any) -> dict[str, Any]:
@@ -204,7 +184,7 @@ def _virtual_parts(file: Any) -> dict[str, Any]:
     for index, part in enumerate(parts):
         if set(part) != set(parts[0]):
             raise DataError(f"{file.filename}: part {index} of 'virtual' has {sorted(part)}, part 0 {sorted(parts[0])}")
-    return {key: np.concatenate([part[key] for part in parts]) for key in names.values()}
+    return {key: map_leaves(lambda *leaves: Joined(leaves), *(part[key] for part in parts)) for key in names.values()}
 
 
 def trajectories_from_d4rl(

@@ -9,8 +9,8 @@ from rltransformers.core.errors import DataError, one_line
 from rltransformers.core.spaces import Space, leaf_values, map_leaves, nest_leaves
 from rltransformers.core.values import numbers
 from rltransformers.data.checks import jumps, naming
-from rltransformers.data.keys import key_names, pick_leaves
-from rltransformers.data.spaces import Options, choose_spaces
+from rltransformers.data.keys import NAMES, key_names, pick_leaves
+from rltransformers.data.spaces import Joined, Options, choose_spaces
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.data.writer import TrajectoryWriter, column
 
@@ -20,9 +20,12 @@ _MISFITS = (ValueError, KeyError, IndexError, TypeError)
 def trajectories_from_episodes(
     episodes: Iterable[Mapping[str, Any]], options: Options, name: str = "episodes", source: str = "episodes"
 ) -> Trajectories:
-    """Read episode dicts; keys as in ``load_trajectories``. An end without a flag counts as truncated."""
+    """Read episode dicts, or objects with such attributes; keys as in ``load_trajectories``.
+
+    An end without a flag counts as truncated. Arrays of files are read an episode at a time.
+    """
     name, leaves = options.name or name, options.observation_leaves
-    listed = [_arrays(pick_leaves(episode, leaves), index, name) for index, episode in enumerate(episodes)]
+    listed = [_arrays(pick_leaves(_as_dict(episode), leaves), index, name) for index, episode in enumerate(episodes)]
     if not listed:
         raise DataError(f"{name}: holds no episode; nothing can be learned from it")
     lengths = [len(episode["rewards"]) for episode in listed]
@@ -46,6 +49,15 @@ def trajectories_from_episodes(
     return writer.finish(guesses=guesses, metadata={"format": source})
 
 
+def _as_dict(episode: Any) -> Any:
+    """The arrays of an episode that is an object, as those of imitation, d3rlpy and Minari are; others as they are."""
+    if isinstance(episode, Mapping | Sequence | np.ndarray):
+        return episode
+    arrays = {key: getattr(episode, key) for names in NAMES.values() for key in names if hasattr(episode, key)}
+    # imitation keeps observations of a Dict space in an object of its own
+    return {key: value.unwrap() if hasattr(value, "unwrap") else value for key, value in arrays.items()} or episode
+
+
 def _arrays(episode: Any, index: int, name: str) -> dict[str, Any]:
     """The arrays of one episode under our names (see ``key_names``), rewards as numbers [T]."""
     where = f"{name}: episode {index}"
@@ -65,7 +77,7 @@ def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
     """All rows of all episodes, per leaf, for the inference of a space."""
 
     def join(*leaves: Any) -> Any:
-        return np.concatenate([numbers(leaf) for leaf in leaves])
+        return Joined(leaves)
 
     values = [episode[key] for episode in episodes]
     try:

@@ -8,13 +8,16 @@ import itertools
 import math
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
 from rltransformers.core.errors import DataError, error_line
+from rltransformers.core.files import existing_file
 from rltransformers.core.values import Array
+from rltransformers.data.checks import damage
 
 Tree: TypeAlias = "Mapping[str, Tree] | Array"
 
@@ -29,6 +32,35 @@ MAX_INFLATION = 2000
 """Bytes of an array per byte in the file; deflate, which gzip and zip use, reaches 1,032."""
 ALWAYS_READ = 64 * 2**20
 """Bytes of an array that are read whatever the file stores for them: an array never written to is all zeros."""
+
+
+_CACHE_BYTES = 0  # HDF5's 8 MiB per array stay full of chunks that are read once
+
+
+@contextmanager
+def opened_hdf5(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Open an HDF5 file for reading; DataError where it is damaged or reaches beyond itself (see ``check_file``)."""
+    import h5py  # slow to import and needed for files only
+
+    file_path = existing_file(path)
+    with damage(f"{file_path} is truncated or no HDF5 file", "download it again"):
+        check_file(file_path)
+        file = h5py.File(file_path, "r", rdcc_nbytes=_CACHE_BYTES)
+    with file, damage(f"{file_path} is damaged", "download it again"):  # where an array cannot be read
+        yield file
+
+
+def lazy_tree(node: Any) -> Any:
+    """A group as nested dicts of its arrays, which are read in slices; an array as it is."""
+    import h5py
+
+    if not isinstance(node, h5py.Group):
+        return node
+    if h5py.h5o.get_info(node.id).rc > 1:
+        raise DataError(
+            f"{node.file.filename}: the group {node.name!r} has several names, and may hold itself; write it once"
+        )
+    return {key: lazy_tree(child) for key, child in node.items()}
 
 
 def check_file(path: str | os.PathLike[str]) -> None:

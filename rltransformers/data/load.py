@@ -1,6 +1,7 @@
 """Any supported source of logged episodes as ``Trajectories``; a kind is a row of ``SOURCES`` and a function."""
 
 import os
+import pickle
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,11 +16,11 @@ from rltransformers.core.files import existing_file, is_pickle
 from rltransformers.core.ranges import Count, check, shown, suggesting
 from rltransformers.core.registry import OGBENCH
 from rltransformers.core.spaces import Space, leaf_spaces
-from rltransformers.data.arrays import read_npz
-from rltransformers.data.buffers import is_buffer, read_buffer, trajectories_from_buffer
-from rltransformers.data.checks import check_actions, check_layout_of, check_time_limit
-from rltransformers.data.d4rl import d4rl_file, existing_d4rl_file, read_d4rl_file, read_d4rl_id, trajectories_from_d4rl
+from rltransformers.data.buffers import is_buffer, trajectories_from_buffer
+from rltransformers.data.checks import check_actions, check_layout_of, check_time_limit, damage
+from rltransformers.data.d4rl import d4rl_file, existing_d4rl_file, read_d4rl_id, trajectories_from_d4rl
 from rltransformers.data.folders import DESCRIPTION, cached
+from rltransformers.data.layouts import read_hdf5, read_npz
 from rltransformers.data.minari import is_local_minari, minari_files, read_minari
 from rltransformers.data.ogbench import existing_ogbench_file, ogbench_file, read_ogbench
 from rltransformers.data.spaces import Options, prune_space
@@ -116,9 +117,20 @@ def in_spaces(data: Trajectories, observation_space: Space | None, action_space:
 
 
 def _is_ogbench(dataset: Any) -> bool:
-    if not isinstance(dataset, str) or not dataset.startswith(OGBENCH) or is_local_minari(dataset):
+    if not isinstance(dataset, str) or not Path(dataset).name.startswith(OGBENCH) or is_local_minari(dataset):
         return False
     return ogbench_file(dataset) is not None
+
+
+def read_pickle(path: str, options: Options) -> Trajectories:
+    """Read the buffer, the list of episodes or the dict in a pickle; reading it runs whatever code is in it."""
+    file = existing_file(path)
+    with damage(f"{file} cannot be unpickled", "save it again"), file.open("rb") as stream:
+        content = pickle.load(stream)
+    source = None if isinstance(content, str) else next((each for each in SOURCES if each.knows(content)), None)
+    if source is None:
+        raise DataError(f"{file} holds {type(content).__name__}, not a replay buffer, a list of episodes or a dict")
+    return source.reads(content, replace(options, name=options.name or file.stem))
 
 
 def _is_d4rl(dataset: Any) -> bool:
@@ -157,10 +169,10 @@ SOURCES = (
     Source(_is_path(is_table), read_table, files=table_files, has_columns=True),
     Source(_ends_with(".csv"), read_csv, files=_file, has_columns=True),
     Source(_ends_with(".jsonl"), read_jsonl, files=_file, has_columns=True),
-    Source(_ends_with(*HDF5), read_d4rl_file, files=_file),
-    Source(_ends_with(".npz"), read_npz, files=_file),
-    Source(_is_path(is_pickle), read_buffer, _MARKED | {"cache": "a pickle; call .save(folder) on the result"}),
+    Source(_ends_with(*HDF5), read_hdf5, files=_file),
     Source(_is_ogbench, read_ogbench, files=lambda name: [existing_ogbench_file(name), name]),
+    Source(_ends_with(".npz"), read_npz, files=_file),
+    Source(_is_path(is_pickle), read_pickle, _MARKED | {"cache": "a pickle; call .save(folder) on the result"}),
     Source(_is_d4rl, read_d4rl_id, files=lambda name: [existing_d4rl_file(name), name]),
     Source(
         _is_minari,
@@ -203,15 +215,17 @@ def load_trajectories(
 
             - a Minari id ("mujoco/hopper/medium-v0"), a D4RL id ("hopper-medium-v2") or an OGBench id with a task
               ("pointmaze-medium-navigate-singletask-task1-v0"), looked up on this machine only;
-            - the path of a D4RL file (.hdf5, .h5), of flat arrays (.npz), of a table (.csv, .jsonl, .parquet, .arrow),
-              of a folder of Minari, of Parquet files, of ``datasets.save_to_disk``, or one of ``Trajectories.save``;
+            - the path of an HDF5 file (.hdf5, .h5) of D4RL, robomimic, LIBERO, ManiSkill or d3rlpy, of flat arrays or
+              a file of OGBench (.npz), of a table (.csv, .jsonl, .parquet, .arrow), of a folder of Minari, of Parquet
+              files, of ``datasets.save_to_disk``, of ``Trajectories.save``, or with ``trust`` of a pickle (.pkl);
             - a ``DataFrame``, a table of pyarrow or polars, a list of steps: dicts, or tuples ``(o, a, r, o2, done)``
               or ``(o, a, r, o2, terminated, truncated)``;
             - a ``MinariDataset``, a ``datasets.Dataset``, a ``ReplayBuffer`` or ``RolloutBuffer`` of Stable-Baselines3;
             - a D4RL-style dict: observations, actions, rewards, terminals, optionally timeouts, next_observations;
             - an iterable of episode dicts: observations (T + 1 rows, or T), actions, rewards, optionally terminations,
               truncations, next_observations; nested leaves are dicts or tuples of arrays. Usual other names of these
-              are understood (``rltransformers.data.keys.NAMES``), infos are not read, and other keys are an error;
+              are understood (``rltransformers.data.keys.NAMES``), infos are not read, and other keys are an error.
+              Objects with such attributes are read, too: ``TrajectoryWithRew`` of imitation, ``Episode`` of d3rlpy;
             - ``Trajectories``.
         observation_space, action_space: those of the result, checked against the data (of a Box of observations not
             the bounds, which real ones exceed). Without them those that the source stores, or where the format stores
@@ -228,7 +242,8 @@ def load_trajectories(
             the source and the options; opening it again compares checksums. Sets larger than memory need it: HDF5
             files, .npz files and Minari sets are copied in pieces, tables and files of OGBench pass through memory
             once. Copies of earlier contents of the same files are removed when a new one is written.
-        trust: read a pickle of ``save_replay_buffer`` (.pkl), which runs whatever code is in it.
+        trust: read a pickle (.pkl) of ``save_replay_buffer``, of a list of episodes such as the data of the Decision
+            Transformer's authors, or of a dict, which runs whatever code is in it.
 
     Raises:
         DataError: names the data set, the leaf, the episode and the step that break a rule, and the way out.
@@ -257,10 +272,10 @@ def load_trajectories(
             f"columns applies to tables and lists of steps, and "
             f"{shown(dataset) if isinstance(dataset, str) else type(dataset).__name__} is none; leave it out"
         )
-    if source.reads is read_buffer and not trust:
+    if source.reads is read_pickle and not trust:
         raise ConfigError(
             f"{existing_file(dataset)} is a pickle, a program that runs when it is read; if you trust whoever wrote "
-            f"it, pass trust=True, or load it with Stable-Baselines3 and pass model.replay_buffer"
+            f"it, pass trust=True, or load it yourself and pass what it holds: model.replay_buffer, a list of episodes"
         )
     if cache is None or source.files is None:
         return source.reads(dataset, options)

@@ -32,6 +32,39 @@ def chunks(array: Any, rows: int | None = None) -> Iterator[slice]:
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
+class Joined:
+    """Arrays [rows, ...] one behind the other as one array that is read in slices, as an HDF5 data set is.
+
+    Raises ValueError where the rows have different shapes.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = [lazy_numbers(part) for part in parts]
+        shapes = list(dict.fromkeys(tuple(part.shape[1:]) for part in self.parts))
+        if len(shapes) > 1 or any(len(part.shape) == 0 for part in self.parts):
+            raise ValueError(f"rows of the shapes {shapes}")
+        self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in self.parts])]).astype(np.int64)
+        self.dtype = np.result_type(*(part.dtype for part in self.parts))
+        self.shape = (int(self.offsets[-1]), *shapes[0])
+        self.ndim = len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: int | slice) -> Any:
+        if not isinstance(rows, slice):
+            return self[rows : rows + 1][0]
+        start, stop, _ = rows.indices(len(self))
+        first, last = (int(np.searchsorted(self.offsets, row, side="right")) - 1 for row in (start, max(stop - 1, 0)))
+        pieces = [np.empty((0, *self.shape[1:]), self.dtype)]
+        for part, offset in zip(self.parts[first : last + 1], self.offsets[first:], strict=False):
+            pieces.append(np.asarray(part[max(start - offset, 0) : max(stop - offset, 0)]))
+        return np.concatenate(pieces)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self[:], dtype)
+
+
 def infer_space(values: Any, role: str, name: str) -> Space:
     """The space of ``values`` [rows, ...], which may be nested dicts and tuples of arrays.
 

@@ -121,6 +121,10 @@ def test_rewards_are_those_of_the_environment_of_the_task(folder: Path, tmp_path
     assert far.lengths.tolist() == [59] and far.returns.tolist() == [-59] and far.truncations[-1]
     task: Any = gymnasium.make(str(near.env_id))
     task.reset(seed=0)
+    (tmp_path / "elsewhere").mkdir()
+    np.savez(tmp_path / "elsewhere" / "pointmaze-medium-navigate-v0-val.npz", **arrays)
+    val = load_trajectories(tmp_path / "elsewhere" / TASK.format(1).replace("-v0", "-v0-val.npz"))
+    assert val.fingerprint() == near.fingerprint() and val.env_id == near.env_id
     for start, stop in zip(near.offsets, near.offsets[1:], strict=False):
         for row in range(start, stop):
             # the observation of a row is the place, so the environment can be put there
@@ -134,7 +138,9 @@ def test_damaged_files_and_tasks_that_are_none_are_named(folder: Path) -> None:
     pytest.importorskip("ogbench")
     for damaged in (b"PK\x03\x04 cut off", written(folder, {"observations": np.zeros((3, 2))})):
         (folder / "pointmaze-medium-navigate-v0.npz").write_bytes(damaged)
-        with pytest.raises(DataError, match="damaged or no data set of OGBench"):
+        with pytest.raises(
+            DataError, match=r"truncated or no .npz file|no data set of OGBench, it holds \['observations'\]"
+        ):
             load_trajectories(TASK.format(1))
     with pytest.raises(DataError, match="no environment 'pointmaze-medium-singletask-task9-v0'"):
         load_trajectories(TASK.format(9))

@@ -16,9 +16,10 @@ def add(commands: Parsers) -> None:
         "inspect",
         "Check a dataset and describe it.",
         """
-DATASET is a Minari, D4RL or OGBench id (installed on this machine), a file (.hdf5, .npz, .parquet, .arrow), or a folder
-of saved trajectories, of Parquet files or of Hugging Face datasets. It is read and checked as training would: shapes,
-NaN, lengths, flags. Printed are spaces, episodes, lengths, returns, and target returns worth asking for.
+DATASET is a Minari, D4RL or OGBench id (installed on this machine), a file (.hdf5 of D4RL, robomimic, LIBERO, ManiSkill
+or d3rlpy, .npz, .parquet, .arrow), or a folder of saved trajectories, of Parquet files or of Hugging Face datasets. It
+is read and checked as training would: shapes, NaN, lengths, flags. Printed are spaces, episodes, lengths, returns, and
+target returns worth asking for.
 
   rltransformers inspect hopper/mixture-v0
   rltransformers inspect hopper_medium-v2.hdf5 --json
@@ -37,7 +38,7 @@ NaN, lengths, flags. Printed are spaces, episodes, lengths, returns, and target 
     parser.add_argument(
         "--observation-leaves", nargs="+", metavar="LEAF", help="fields of nested observations that are kept"
     )
-    parser.add_argument("--trust", action="store_true", help="read a pickle of save_replay_buffer, which runs its code")
+    parser.add_argument("--trust", action="store_true", help="read a pickle (.pkl), which runs its code")
     parser.add_argument("--json", action="store_true", help="print the description as JSON")
     parser.set_defaults(run=run)
 
