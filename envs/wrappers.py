@@ -44,6 +44,8 @@ VELOCITY_INDICES: dict[str, tuple[int, ...]] = {
     "HalfCheetah-v5": tuple(range(8, 17)),
     "Walker2d-v4": tuple(range(8, 17)),
     "Walker2d-v5": tuple(range(8, 17)),
+    "Ant-v5": tuple(range(13, 27)),
+    "LunarLander-v3": (2, 3, 5),
 }
 """Entries of the observation that are velocities, for ``DropIndices(env, VELOCITY_INDICES[env.spec.id])``."""
 

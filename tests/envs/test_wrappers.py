@@ -112,7 +112,7 @@ def test_velocities_of_known_environments_can_be_dropped_by_name() -> None:
     np.testing.assert_array_equal(masked.reset(seed=1)[0], full.reset(seed=1)[0][[0, 2]])
 
 
-@pytest.mark.parametrize("env_id", ["Hopper-v5", "HalfCheetah-v5", "Walker2d-v5"])
+@pytest.mark.parametrize("env_id", ["Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5"])
 def test_the_velocity_table_lists_what_velocities_alone_change(env_id: str) -> None:
     pytest.importorskip("mujoco")
     env = gymnasium.make(env_id)
