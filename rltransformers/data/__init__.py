@@ -2,10 +2,12 @@
 
 from rltransformers.data.behaviors import Behavior, load_behavior, mixture, register_behavior
 from rltransformers.data.d4rl import normalized_score, reference_scores
+from rltransformers.data.lerobot import write_lerobot
 from rltransformers.data.load import load_trajectories
 from rltransformers.data.minari import write_minari
 from rltransformers.data.recorder import ObservationView, record
 from rltransformers.data.sampler import ContextBatch, ContextSampler
+from rltransformers.data.steps import write_csv
 from rltransformers.data.trajectories import Episode, Trajectories
 
 __all__ = [
@@ -22,5 +24,7 @@ __all__ = [
     "record",
     "reference_scores",
     "register_behavior",
+    "write_csv",
+    "write_lerobot",
     "write_minari",
 ]

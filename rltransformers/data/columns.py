@@ -124,7 +124,7 @@ def choose_columns(
             )
     chosen = {role: chosen[role] for role in USUAL if role in chosen}
     left = [key for key in table if key not in used and key not in _WITHOUT_A_WORD and not is_ignored(key)]
-    if told or (left and columns is None):
+    if told or (left and columns is None and not known):
         guess = f"columns={chosen!r} is a guess; write it down where it is right" if told else ""
         rest = f"columns that nothing is read from: {left}" if left else ""
         dones = set(chosen) & {"terminations", "truncations", "dones"} == {"dones"} and told

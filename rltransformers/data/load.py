@@ -21,6 +21,7 @@ from rltransformers.data.checks import check_actions, check_layout_of, check_tim
 from rltransformers.data.d4rl import d4rl_file, existing_d4rl_file, read_d4rl_id, trajectories_from_d4rl
 from rltransformers.data.folders import DESCRIPTION, cached
 from rltransformers.data.layouts import read_hdf5, read_npz
+from rltransformers.data.lerobot import is_lerobot, lerobot_files, read_lerobot
 from rltransformers.data.minari import is_local_minari, minari_files, read_minari
 from rltransformers.data.ogbench import existing_ogbench_file, ogbench_file, read_ogbench
 from rltransformers.data.spaces import Options, prune_space
@@ -146,7 +147,7 @@ def _is_minari(dataset: Any) -> bool:
     if path.exists() and not is_local_minari(dataset):
         raise DataError(
             f"{path} is neither a file that can be read ({', '.join(FILES)}) nor a folder of trajectories, Minari "
-            f"data, Parquet files or datasets.save_to_disk"
+            f"or LeRobot data, Parquet files or datasets.save_to_disk"
         )
     if not path.exists() and re.search(r"-v\d+/?$", dataset) is None:
         raise DataError(f"there is no file or folder {path}; check the path (ids of Minari and D4RL end in -v0, ...)")
@@ -166,6 +167,7 @@ def _file(dataset: str) -> list[Any]:
 SOURCES = (
     Source(lambda dataset: isinstance(dataset, Trajectories), _read_trajectories, _WHOLE),
     Source(_is_path(_holds_trajectories), _read_trajectories, _WHOLE),
+    Source(_is_path(is_lerobot), read_lerobot, files=lerobot_files, has_columns=True),
     Source(_is_path(is_table), read_table, files=table_files, has_columns=True),
     Source(_ends_with(".csv"), read_csv, files=_file, has_columns=True),
     Source(_ends_with(".jsonl"), read_jsonl, files=_file, has_columns=True),
@@ -216,8 +218,8 @@ def load_trajectories(
             - a Minari id ("mujoco/hopper/medium-v0"), a D4RL id ("hopper-medium-v2") or an OGBench id with a task
               ("pointmaze-medium-navigate-singletask-task1-v0"), looked up on this machine only;
             - the path of an HDF5 file (.hdf5, .h5) of D4RL, robomimic, LIBERO, ManiSkill or d3rlpy, of flat arrays or
-              a file of OGBench (.npz), of a table (.csv, .jsonl, .parquet, .arrow), of a folder of Minari, of Parquet
-              files, of ``datasets.save_to_disk``, of ``Trajectories.save``, or with ``trust`` of a pickle (.pkl);
+              a file of OGBench (.npz), of a table (.csv, .jsonl, .parquet, .arrow), of a folder of Minari, of LeRobot,
+              of Parquet files, of ``datasets.save_to_disk``, of ``Trajectories.save``, or with ``trust`` of a pickle;
             - a ``DataFrame``, a table of pyarrow or polars, a list of steps: dicts, or tuples ``(o, a, r, o2, done)``
               or ``(o, a, r, o2, terminated, truncated)``;
             - a ``MinariDataset``, a ``datasets.Dataset``, a ``ReplayBuffer`` or ``RolloutBuffer`` of Stable-Baselines3;

@@ -8,21 +8,22 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rltransformers.core.errors import ConfigError, DataError, require
-from rltransformers.core.files import existing_file
+from rltransformers.core.files import existing_file, replacing
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import nested_leaves
 from rltransformers.core.values import Array, Bools, flags
-from rltransformers.data.checks import damage, naming
+from rltransformers.data.checks import damage, leaf_name, naming
 from rltransformers.data.columns import USUAL, array_of, choose_columns, column_names, read_column
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.spaces import Options
-from rltransformers.data.trajectories import UNKNOWN, Trajectories
+from rltransformers.data.trajectories import UNKNOWN, Leaves, Trajectories
 from rltransformers.data.writer import column
 
 EXTRA = "csv"
@@ -152,6 +153,51 @@ def trajectories_from_steps(
     roles["terminations"] = np.zeros(rows, bool)
     data = trajectories_from_d4rl(roles | marks, options, name, source, starts)
     return replace(data, metadata=dict(data.metadata) | metadata, verify=False)
+
+
+def write_csv(data: Trajectories, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write a CSV file with a line per step, all or nothing; return its path.
+
+    Columns are observations_0, observations_1, ..., "observations/arm_0" for the leaf "arm", the same of actions and,
+    where last observations are known, of next_observations; then rewards where they are, terminations, truncations,
+    episode and step. Numbers are read back exactly; spaces are not stored.
+
+    Raises:
+        DataError: when the file exists and ``overwrite`` is False, and for leaves of two or more axes, as pictures.
+        MissingExtraError: without pandas.
+    """
+    target = Path(path)
+    if target.exists() and not overwrite:
+        raise DataError(f"{target} exists; pass overwrite=True or another path")
+    pandas = require("pandas", EXTRA)
+    rows = np.arange(data.steps) + np.repeat(np.arange(len(data)), data.lengths)
+    kinds: dict[str, tuple[Leaves, Any]] = {
+        "observations": (data.observations, rows),
+        "actions": (data.actions, slice(None)),
+    }
+    if data.final_observations:
+        kinds["next_observations"] = (data.observations, rows + 1)
+    columns: dict[str, Array] = {}
+    for kind, (leaves, chosen) in kinds.items():
+        for leaf, values in leaves.items():
+            if values.ndim > 2:
+                raise DataError(
+                    f"{data.name}: {leaf_name(kind, leaf)} has shape {values.shape[1:]}, and a line holds single "
+                    f"numbers; keep the data with Trajectories.save(folder)"
+                )
+            name = f"{kind}/{leaf}" if leaf else kind
+            if values.ndim == 1:
+                columns[name] = values[chosen]
+            else:
+                columns |= {f"{name}_{index}": values[chosen, index] for index in range(values.shape[1])}
+    if data.has_rewards:
+        columns["rewards"] = data.rewards
+    columns |= {"terminations": data.terminations, "truncations": data.truncations}
+    columns["episode"] = np.repeat(np.arange(len(data)), data.lengths)
+    columns["step"] = np.arange(data.steps) - np.repeat(data.offsets[:-1], data.lengths)
+    with replacing(target) as temporary:
+        pandas.DataFrame(columns).to_csv(temporary, index=False)
+    return target
 
 
 def _plain(table: Mapping[str, Any], value: Any, where: str) -> list[Array]:

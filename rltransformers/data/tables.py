@@ -63,7 +63,7 @@ def read_table(path: str | os.PathLike[str], options: Options) -> Trajectories:
     """Read a Parquet or Arrow file, or a folder of them."""
     files = table_files(path)
     name = _configuration(files[0].parent / INFO) or Path(path).expanduser().stem
-    return trajectories_from_tables(partial(_file_batches, files), options, name)
+    return trajectories_from_tables(partial(file_batches, files), options, name)
 
 
 def is_dataset(value: object) -> bool:
@@ -117,7 +117,7 @@ def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Opti
             )
     if not _is_row_an_episode(nonempty[0], columns):
         table = require("pyarrow", EXTRA).Table.from_batches(nonempty)
-        steps = {key: _values(table.column(key).combine_chunks(), f"{name}: {key}") for key in columns}
+        steps = {key: column_values(table.column(key).combine_chunks(), f"{name}: {key}") for key in columns}
         return trajectories_from_steps(steps, options, name)
     if options.columns is not None:
         raise ConfigError("columns does not apply to tables with an episode per row, whose columns have usual names")
@@ -139,7 +139,7 @@ def _is_row_an_episode(batch: Any, columns: list[str]) -> bool:
     return any(_is_list(batch.column(key).type) for key in NAMES["rewards"] if key in columns)
 
 
-def _file_batches(files: list[Path]) -> Iterator[Any]:
+def file_batches(files: list[Path]) -> Iterator[Any]:
     """The record batches of all files, checked against the bytes that they are stored in."""
     pyarrow = require("pyarrow", EXTRA)
     for file in files:
@@ -202,16 +202,16 @@ def _member(array: Any, row: int, where: str) -> Any:
     _check_entries(array, where)
     if require("pyarrow", EXTRA).types.is_struct(array.type):
         return _fields(array, lambda part, path: _member(part, row, path), where)
-    return _values(array.slice(row, 1), where, inside=True) if _is_list(array.type) else array[row].as_py()
+    return column_values(array.slice(row, 1), where, inside=True) if _is_list(array.type) else array[row].as_py()
 
 
-def _values(array: Any, where: str, inside: bool = False) -> Any:
+def column_values(array: Any, where: str, inside: bool = False) -> Any:
     """Rows of a column as arrays, nested like its structs; ``inside``: what the only row, a list, holds."""
     _check_entries(array, where)
     if inside:
-        return _values(array.flatten(), where)
+        return column_values(array.flatten(), where)
     if require("pyarrow", EXTRA).types.is_struct(array.type):
-        return _fields(array, _values, where)
+        return _fields(array, column_values, where)
     if not _is_list(array.type):
         return array.to_numpy(zero_copy_only=False)
     sizes = np.unique(require("pyarrow.compute", EXTRA).list_value_length(array).to_numpy(zero_copy_only=False))
@@ -219,7 +219,7 @@ def _values(array: Any, where: str, inside: bool = False) -> Any:
         raise DataError(f"{where} holds rows of {sizes[0]} and of {sizes[-1]} numbers; all must have the same size")
     size = int(sizes[0]) if len(sizes) else 0
     rows = len(array)
-    return map_leaves(lambda part: part.reshape(rows, size, *part.shape[1:]), _values(array.flatten(), where))
+    return map_leaves(lambda part: part.reshape(rows, size, *part.shape[1:]), column_values(array.flatten(), where))
 
 
 def _fields(array: Any, read: Callable[[Any, str], Any], where: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.data import Trajectories, load_trajectories, write_minari
+from rltransformers.data import Trajectories, load_trajectories, write_csv, write_minari
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
 
 pandas = pytest.importorskip("pandas", reason="needs the extra csv")
@@ -341,3 +341,33 @@ def test_rows_that_differ_and_files_that_are_no_tables_are_named(tmp_path: Path)
     frame["obs_1"] = "left"
     assert "observations are not rows of numbers" in refusal(frame, columns={"observations": "obs_1"})
     assert "two columns are called 'reward'" in refusal(frame.rename(columns={"note": "reward"}))
+
+
+# Written back ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_csv_holds_every_number_exactly(final: bool, tmp_path: Path) -> None:
+    data = load_trajectories(coded_episodes(final=final))
+    noise = np.random.default_rng(0).normal(size=data.observations[""].shape).astype(np.float32)
+    data.observations[""][:] += noise if final else 0
+    again, _ = told(write_csv(data, tmp_path / "log.csv"))
+    assert again.fingerprint() == data.fingerprint() and again.final_observations == final
+    with pytest.raises(DataError, match=r"log\.csv exists; pass overwrite=True"):
+        write_csv(data, tmp_path / "log.csv")
+    write_csv(data.select([1]), tmp_path / "log.csv", overwrite=True)
+    assert told(tmp_path / "log.csv")[0].lengths.tolist() == [1]
+
+
+def test_leaves_and_classes_and_missing_rewards_survive_csv(tmp_path: Path) -> None:
+    episode = {"observations": {"arm": np.arange(6.0).reshape(3, 2), "turn": np.arange(3)}, "actions": np.arange(2)}
+    data = load_trajectories([episode | {"rewards": np.ones(2), "terminations": True}] * 2)
+    known: Any = {"observation_space": data.observation_space, "action_space": data.action_space}
+    assert told(write_csv(data, tmp_path / "log.csv"), **known)[0].fingerprint() == data.fingerprint()
+    silent = load_trajectories(frame_of(), columns=COLUMNS | {"rewards": None})
+    assert not told(write_csv(silent, tmp_path / "silent.csv"))[0].has_rewards
+    pictures = load_trajectories(
+        [{"observations": np.zeros((3, 2, 2, 3), np.uint8), "actions": np.zeros((2, 1)), "rewards": np.ones(2)}]
+    )
+    with pytest.raises(DataError, match=r"observations has shape \(2, 2, 3\), and a line holds single numbers"):
+        write_csv(pictures, tmp_path / "pictures.csv")
