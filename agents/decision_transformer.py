@@ -45,7 +45,7 @@ from rltransformers.policies.steps import Acting
 from rltransformers.training.actor import Actor
 from rltransformers.training.evaluation import EvaluationEpisode, EvaluationResult, result_of
 from rltransformers.training.interval_log import IntervalLog
-from rltransformers.training.offline.data import check_longest, statistics_of, summary_of, training_data
+from rltransformers.training.offline.data import check_longest, data_parts, statistics_of, summary_of
 from rltransformers.training.offline.episodes import evaluate_decisions, open_environments
 from rltransformers.training.offline.loss import decision_loss
 from rltransformers.training.offline.playing import OnlineLearner, Turn
@@ -60,6 +60,7 @@ from rltransformers.training.offline.settings import (
     PolicySettings,
     ReturnHead,
     Settings,
+    Share,
     Updates,
     backbone_config,
     readout_choice,
@@ -114,6 +115,8 @@ class DecisionTransformer(OnlineLearner):
         stochastic: actions of a Box are normal, with a deviation that depends on the state, kept from vanishing by a
             bound on the entropy (Online Decision Transformer, arXiv 2202.05607); ``learn_online`` needs it or noise
             for every Box. Deterministic acting takes the mean.
+        validation: share of the episodes that no update sees, whole ones that the seed chooses; ``validate`` says how
+            well their actions are predicted, without an environment. Statistics and returns are of the others alone.
         whole_episodes: every window is a whole episode (context_length must cover the longest), which wastes less on
             padding when episodes are about as long as the context.
         acting_mode: what happens when an episode outgrows the context, see ``Decider``; "auto" is "banded" when the
@@ -162,6 +165,7 @@ class DecisionTransformer(OnlineLearner):
         critic: CriticName | None = None,
         critic_kwargs: Mapping[str, Any] | None = None,
         stochastic: bool = False,
+        validation: Share = 0.0,
         policy_kwargs: Mapping[str, Any] | None = None,
         tensorboard_log: str | os.PathLike[str] | None = None,
         verbose: WholeNumber = 0,
@@ -199,9 +203,11 @@ class DecisionTransformer(OnlineLearner):
             critic=critic,
             critic_options=CriticOptions.read(critic_kwargs or {}) if critic or critic_kwargs else None,
             stochastic=stochastic,
+            validation=validation,
         )
         readout = readout_choice(options, settings)
-        data = training_data(load_trajectories(dataset), settings)
+        parts = data_parts(load_trajectories(dataset), settings)
+        data = parts.training
         spaces = data.observation_space, data.action_space
         self._build(
             settings,
@@ -215,7 +221,7 @@ class DecisionTransformer(OnlineLearner):
             observes_mask(*spaces, options.get("action_masks")),
         )
         self.decider()  # a mode that the network cannot act in is refused before it has learned
-        self._attach(data, tensorboard_log, verbose)
+        self._attach(parts, tensorboard_log, verbose)
 
     # Training
 
@@ -239,7 +245,9 @@ class DecisionTransformer(OnlineLearner):
             DataError: for an episode that is longer than a position table, and when the loss is no longer finite.
         """
         sampler = self._needed_sampler("dataset to learn from", f"give one to {self.kind}.load(path, dataset=...)")
-        check_longest(self.policy.backbone, sampler.trajectories)
+        for part in (sampler, self._validation_sampler):
+            if part is not None:
+                check_longest(self.policy.backbone, part.trajectories)
         self._choose_warmup(gradient_steps)
         total_timesteps = self.num_timesteps + gradient_steps
         callback = self._begin_callbacks(callback, tb_log_name, progress_bar, total_timesteps)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import zipfile
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
@@ -23,7 +24,7 @@ from rltransformers.cli.baselines import load_baseline, make_baseline, save_base
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.cli.keywords import MEMORY_AGENTS, check_config, offline_policy
 from rltransformers.core.action_masks import ACTION_MASK
-from rltransformers.core.errors import CheckpointError, ConfigError, one_line
+from rltransformers.core.errors import OUR_ERRORS, CheckpointError, ConfigError, one_line
 from rltransformers.core.pictures import is_image
 from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import branch_seeds, seed_environments
@@ -32,7 +33,9 @@ from rltransformers.core.world import current_sharing
 from rltransformers.data import load_trajectories
 from rltransformers.policies.steps import Acting
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
+from rltransformers.training.offline.episodes import open_environments
 from rltransformers.training.offline.playing import check_explores, check_lengths
+from rltransformers.training.offline.validation import ValidationResult
 from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.runs.experiment import (
     BASELINES,
@@ -58,6 +61,14 @@ class RunAgent(ABC):
     @abstractmethod
     def evaluate(self, evaluation: EvaluationConfig, progress: bool = False) -> list[EvaluationResult]:
         """Results of the present weights, one per target return."""
+
+    def validate(self) -> ValidationResult | None:
+        """Errors of the present weights on held-out episodes; None where there are none."""
+        return None
+
+    def fault(self) -> str | None:
+        """Why no episode can be played, where an agent can be evaluated without; None where one can."""
+        return None
 
     @property
     @abstractmethod
@@ -245,16 +256,27 @@ class OnlineRunAgent(RunAgent):
 
 
 class OfflineRunAgent(RunAgent):
-    """A DecisionTransformer (or behavior cloning), its dataset, and an environment to evaluate in."""
+    """A DecisionTransformer (or behavior cloning), its dataset, and an environment to evaluate in, if it has one."""
 
     steps = "gradient steps"
     online = False
 
     def __init__(
-        self, config: ExperimentConfig, checkpoint: Path | None, training: bool, acting: Acting | None
+        self,
+        config: ExperimentConfig,
+        checkpoint: Path | None,
+        training: bool,
+        acting: Acting | None,
+        validating: bool = False,
     ) -> None:
         self.config = config
-        dataset = self._dataset() if training else None
+        dataset = None
+        try:
+            dataset = self._dataset() if training or validating else None
+        except OUR_ERRORS as error:  # another machine may have the environment and not the data
+            if training or not config.environment.id:
+                raise
+            print(f"no validation: {error}", file=sys.stderr)
         if checkpoint is not None:
             device = config.algorithm.get("device", "auto")
             self.model = DecisionTransformer.load(checkpoint, dataset, acting=acting, device=device)
@@ -268,7 +290,8 @@ class OfflineRunAgent(RunAgent):
             spec, longest = find_spec(config.environment.id), config.evaluation.longest_episode
             check_lengths(self.model.settings, longest, spec, config.environment.kwargs)
         # One episode before training: a wrong environment or target return should not wait for the end of the run.
-        self.evaluate(replace(config.evaluation, episodes=1))
+        if config.environment.id:
+            self.evaluate(replace(config.evaluation, episodes=1))
 
     def _dataset(self) -> Any:
         dataset = self.config.dataset
@@ -325,6 +348,8 @@ class OfflineRunAgent(RunAgent):
 
     def evaluate(self, evaluation: EvaluationConfig, progress: bool = False) -> list[EvaluationResult]:
         environment = self.config.evaluation_environment
+        if not environment.id:
+            return []
         return self.model.evaluate(
             environment.id,
             target_returns=evaluation.target_returns or None,
@@ -338,21 +363,40 @@ class OfflineRunAgent(RunAgent):
             progress_bar=progress,
         )
 
+    def validate(self) -> ValidationResult | None:
+        return self.model.validate() if self.model.validates else None
+
+    def fault(self) -> str | None:
+        environment = self.config.evaluation_environment
+        spaces = self.model.observation_space, self.model.action_space
+        try:
+            if environment.id:
+                with open_environments(environment.id, 1, environment.kwargs, environment.wrappers, spaces):
+                    return None
+        except OUR_ERRORS as error:
+            return str(error)
+        return "environment.id is missing"
+
     @property
     def backbone(self) -> Backbone:
         return self.model.policy.backbone
 
 
 def build_agent(
-    config: ExperimentConfig, checkpoint: Path | None = None, training: bool = True, acting: Acting | None = None
+    config: ExperimentConfig,
+    checkpoint: Path | None = None,
+    training: bool = True,
+    acting: Acting | None = None,
+    validating: bool = False,
 ) -> RunAgent:
-    """The agent of a config, new or from a checkpoint; without ``training`` no dataset is read.
+    """The agent of a config, new or from a checkpoint; a dataset is read where it is ``training`` or ``validating``.
 
     ``acting`` takes the place of the setting in the checkpoint.
     """
     check_config(config, new=checkpoint is None)
-    kind = OfflineRunAgent if config.agent is AgentName.DECISION_TRANSFORMER else OnlineRunAgent
-    return kind(config, checkpoint, training, acting)
+    if config.agent is AgentName.DECISION_TRANSFORMER:
+        return OfflineRunAgent(config, checkpoint, training, acting, validating)
+    return OnlineRunAgent(config, checkpoint, training, acting)
 
 
 def checkpoint_step(path: Path) -> int:

@@ -37,6 +37,13 @@ environment: {num_envs: 8}
 train: {gradient_steps: 10_000}
 evaluation: {episodes: 20, every: 2_500}
 """
+USUAL_DATA = """
+agent: decision_transformer
+algorithm: {validation: 0.1}
+train: {gradient_steps: 10_000}
+evaluation: {every: 1_000}
+"""
+"""The same for a run that names data alone."""
 
 
 def packaged_configs() -> list[str]:
@@ -97,13 +104,27 @@ def config_of_env(
     return f"{env_id.rpartition(':')[2].rpartition('/')[2]}-{config.agent}", config
 
 
+def names_data(overrides: Sequence[tuple[str, str]]) -> bool:
+    """Whether settings name the data of a run."""
+    return any(key in ("dataset", "dataset.id") for key, _ in overrides)
+
+
+def config_of_data(overrides: Sequence[tuple[str, str]], imports: Sequence[str] = ()) -> tuple[str, ExperimentConfig]:
+    """Name and content of the config of a decision_transformer that learns from data without an environment."""
+    config = _read(USUAL_DATA, "--dataset.id", overrides, imports)
+    assert config.dataset is not None and config.dataset.id is not None  # whoever has no environment needs an id
+    return f"{Path(config.dataset.id).stem}-{config.agent}", config
+
+
 def read_config(arguments: argparse.Namespace) -> tuple[str, ExperimentConfig, Overrides]:
     """Name and config that the words of a command ask for, and the settings that were typed."""
+    if arguments.config is None and arguments.env is None and names_data(arguments.overrides):
+        return *config_of_data(arguments.overrides, arguments.imports), arguments.overrides
     if (arguments.config is None) == (arguments.env is None):
         names = ", ".join(packaged_configs())
         raise ConfigError(
-            f"{arguments.command} needs either CONFIG or --env ID (with a CONFIG: --environment.id ID); "
-            f"packaged configs: {names}"
+            f"{arguments.command} needs either CONFIG or --env ID (with a CONFIG: --environment.id ID), or "
+            f"--dataset.id alone; packaged configs: {names}"
         )
     if arguments.config is not None:
         trust = getattr(arguments, "trust", False)

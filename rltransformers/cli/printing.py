@@ -32,6 +32,20 @@ def print_results(results: Sequence[Any]) -> None:
         print(f"return alignment, RMSE over {len(targets)} targets: {cell(return_alignment(results))}")
 
 
+def print_validation(result: Any) -> None:
+    """A table with a row for every component of the action."""
+    print(f"held-out episodes {result.episodes} ({result.steps:,} steps)\naction loss       {result.action_loss:.4f}")
+    for name, value in result.calibration.items():
+        print(f"{name.replace('_', ' '):<18}{value:.3f}")
+    width = max(len(f"{error.measure} of {error.component}") for error in result.errors)
+    others = {"mean action" if error.measure == "rmse" else "most frequent" for error in result.errors}
+    mean = "mean / most frequent" if len(others) > 1 else others.pop()
+    print(f"\n{'':<{width}}{'policy':>12}{mean:>22}{'one-step cloning':>20}")
+    for error in result.errors:
+        row = f"{error.policy:>12.4g}{error.mean_action:>22.4g}{error.one_step:>20.4g}"
+        print(f"{f'{error.measure} of {error.component}':<{width}}{row}")
+
+
 def cell(value: Any) -> str:
     """A value in a table."""
     if isinstance(value, list):

@@ -23,6 +23,7 @@ from rltransformers.core.signals import Stopped, signals_to
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.envs.video import check_recordable, video_wrapper
 from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.offline.validation import ValidationResult
 from rltransformers.training.runs.callback import RunCallback
 from rltransformers.training.runs.experiment import (
     BASELINES,
@@ -37,7 +38,7 @@ from rltransformers.training.runs.run_card import write_run_card
 from rltransformers.training.runs.run_folder import RunFolder
 from rltransformers.training.runs.threads import use_threads
 
-Evaluated = Callable[[int, Sequence[EvaluationResult]], None]
+Evaluated = Callable[[int, float], None]
 PICTURES = {"lookback": "lookback.png", "target": "return_versus_target.png"}
 """Plots of ``evaluate``, and their files in the run folder."""
 _JOB = ".job"  # file of a run folder that says which job of ``torchrun`` it belongs to
@@ -50,7 +51,7 @@ def train(
 ) -> tuple[RunFolder, list[EvaluationResult]]:
     """Train a config in a new folder ``name`` and evaluate it; returns the folder and the final results.
 
-    ``evaluated`` gets the step and the results of every evaluation during training; what it raises ends the run. Of
+    ``evaluated`` gets the step and the score of every evaluation during training; what it raises ends the run. Of
     several processes the first one has the folder and the results. A job that ``torchrun`` started again goes on in the
     folder that it began.
     """
@@ -182,6 +183,7 @@ def _take_back(folder: RunFolder, step: int, evaluated: bool, goes_on: bool) -> 
     folder.cut(step, evaluated)
     if goes_on:
         folder.evaluation.unlink(missing_ok=True)
+        folder.validation.unlink(missing_ok=True)
     if folder.best.is_file() and checkpoint_step(folder.best) > step:
         folder.best.unlink()
 
@@ -207,15 +209,19 @@ def _run(
         restart=agent.restart,
         evaluated=evaluated,
         sharing=sharing,
+        validate=agent.validate,
+        patience=evaluation.patience,
     )
     say(f"run folder: {folder.path}   (TensorBoard: tensorboard --logdir {config.output})")
     try:
         with signals_to(callback.stop):
-            agent.learn(config.steps, callback, progress=sharing.is_leader and sys.stderr.isatty() and not verbose)
             callback.init_callback(agent.model)
+            if not callback.is_over():
+                agent.learn(config.steps, callback, progress=sharing.is_leader and sys.stderr.isatty() and not verbose)
+                callback.init_callback(agent.model)
             results = list(callback.finish())
             if sharing.is_leader:
-                folder.write_final(results)
+                folder.write_final(results, folder.entries()[-1].validation)
     except KeyboardInterrupt as interruption:
         flag = " --trust" if programs(config, folder.last) else ""
         path = shlex.quote(str(folder.path))
@@ -231,11 +237,14 @@ def _run(
     return results
 
 
-def evaluate(arguments: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple[list[EvaluationResult], list[Path]]:
+def evaluate(
+    arguments: argparse.Namespace, env_kwargs: dict[str, Any]
+) -> tuple[list[EvaluationResult], ValidationResult | None, list[Path]]:
     """Evaluate a checkpoint of a run as the options of the command say; what is not given is that of its config.
 
-    Returns results, and the paths of pictures and videos. ``env_kwargs`` change keywords of the environment; another
-    environment (``--env``) gets these alone.
+    Returns results, those on held-out episodes, and the paths of pictures and videos. Where the environment is missing
+    or cannot be made, and no option asks for its episodes, held-out episodes are all. ``env_kwargs`` change keywords of
+    the environment; another environment (``--env``) gets these alone.
     """
     path, plots, video, acting = arguments.folder, arguments.plot, arguments.video, arguments.acting
     if "lookback" in plots:
@@ -247,7 +256,10 @@ def evaluate(arguments: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple
     folder = RunFolder.open(path)
     checkpoint = getattr(folder, arguments.checkpoint)
     config = read_experiment(folder.config)
-    require_trust(programs(config, checkpoint, training=False), path, arguments.trust)
+    validates = (
+        bool(config.algorithm.get("validation")) and config.dataset is not None and config.dataset.id is not None
+    )
+    require_trust(programs(config, checkpoint, training=validates), path, arguments.trust)
     import_modules(config.imports, path, trust=True)
     given = {name: getattr(arguments, name) for name in ("episodes", "seed", "longest_episode")}
     changes = {name: value for name, value in given.items() if value is not None}
@@ -261,6 +273,10 @@ def evaluate(arguments: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple
         environment, changes["kwargs"] = replace(environment, id=arguments.env, kwargs={}), env_kwargs
     evaluation = replace(config.evaluation, **changes)
     config = replace(config, environment=environment, evaluation=evaluation)  # checks target returns against the agent
+    if not environment.id and (plots or video is not None):
+        raise ConfigError(
+            f"--{'plot' if plots else 'video'} shows episodes in an environment, and the run has none: give --env ID"
+        )
     pictures = {plot: folder.path / PICTURES[plot] for plot in plots}
     for picture in pictures.values():  # before hours of episodes
         check_picture(picture)
@@ -275,11 +291,17 @@ def evaluate(arguments: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple
                 videos[place * evaluation.episodes + episode] = f"{target}episode-{episode}"
         config = replace(config, environment=_drawing(config, Path(video), videos))
     threads = use_threads(config.threads if arguments.threads is None else arguments.threads)
-    agent = build_agent(config, checkpoint, training=False, acting=acting)
+    agent = build_agent(config, checkpoint, training=False, acting=acting, validating=validates)
     say(threads)
     try:
+        validation, results = agent.validate(), list[EvaluationResult]()
+        asks = any((given["episodes"], arguments.target_return, arguments.env, env_kwargs, plots, video))
+        fault = None if validation is None or asks else agent.fault()
+        if fault is not None and config.environment.id:
+            say(f"no episode is played: {fault}")
         with lookback_of(agent.backbone) if "lookback" in plots else nullcontext() as meter:
-            results = agent.evaluate(evaluation, progress=sys.stderr.isatty())
+            if fault is None:
+                results = agent.evaluate(evaluation, progress=sys.stderr.isatty())
         if meter is not None:
             plot_lookback(pictures["lookback"], meter.result(), f"{folder.path.name}: attention while acting")
         if "target" in plots:
@@ -287,7 +309,7 @@ def evaluate(arguments: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple
             plot_return_versus_target(pictures["target"], results, title)
     finally:
         agent.close()
-    return results, [*pictures.values(), *(Path(video or "") / f"{name}.mp4" for name in videos.values())]
+    return results, validation, [*pictures.values(), *(Path(video or "") / f"{name}.mp4" for name in videos.values())]
 
 
 def _drawing(config: ExperimentConfig, folder: Path, names: Mapping[int, str]) -> EnvironmentConfig:

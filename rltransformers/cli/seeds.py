@@ -65,6 +65,9 @@ def seeds_summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
         )
         if all(result.get("successes") for result in results):
             summary[-1] |= _spread("success", [statistics.fmean(result["successes"]) for result in results])
+    if all("validation" in run for run in runs):
+        losses = [run["validation"]["action_loss"] for run in runs]
+        summary.append({"target_return": None, "seeds": len(runs)} | _spread("action_loss", losses))
     return summary
 
 
@@ -82,10 +85,15 @@ def print_seeds(runs: Sequence[Run]) -> None:
     print(f"{'seed':>6}  {'return, mean':>24}  run folder")
     for run in runs:
         returns = ", ".join(f"{statistics.fmean(result['returns']):.3f}" for result in run["results"])
+        if not run["results"]:
+            returns = f"action loss {run['validation']['action_loss']:.4f}"
         print(f"{run['seed']:>6}  {returns:>24}  {run['run']}")
     print()
     for each in seeds_summary(runs):
         target = "" if each["target_return"] is None else f" asked for {each['target_return']:g}"
+        if "action_loss_mean" in each:
+            print(f"{len(runs)} seeds: {_line('action loss', each, 'action_loss')}")
+            continue
         print(f"{len(runs)} seeds{target}: {_line('return', each)}")
         if "success_mean" in each:
             print(f"{len(runs)} seeds{target}: {_line('success rate', each, 'success')}")

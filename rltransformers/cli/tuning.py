@@ -16,8 +16,6 @@ from rltransformers.cli.space import Search, with_values
 from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, one_line, require
 from rltransformers.core.files import file_lock, replacing
-from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.runs.callback import score
 from rltransformers.training.runs.experiment import OneOf, build_experiment
 
 
@@ -199,7 +197,7 @@ class _Trials:
         elif "refused" in outcome:
             self._refuse(trial, outcome["refused"])
         else:
-            self.study.tell(trial, score([EvaluationResult.from_dict(values) for values in outcome["results"]]))
+            self.study.tell(trial, outcome["score"])
             self.write_best()
         for twin in attempt.twins:
             self._copy_outcome(self.study.get_trials(deepcopy=False)[number], twin)

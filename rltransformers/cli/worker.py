@@ -1,8 +1,8 @@
 """One run in a process of its own, ``python -m rltransformers.cli.worker``, as ``train --seeds`` and ``tune`` order it.
 
 The order is the first line of standard input; when the input ends, the run stops as for a signal. Its report is a JSON
-object per line: ``step`` and ``score`` of an evaluation, and in the end ``run`` and ``results``, or why it was
-``refused``.
+object per line: ``step`` and ``score`` of an evaluation, and in the end ``run``, ``results``, ``score`` and those on
+held-out episodes (``validation``), or why it was ``refused``.
 """
 
 import json
@@ -79,7 +79,7 @@ def main() -> int:
         try:
             config = build_experiment(order["config"])
             folder, results = runs.train(
-                order["name"], config, evaluated=lambda step, results: tell(step=step, score=score(results))
+                order["name"], config, evaluated=lambda step, value: tell(step=step, score=value)
             )
         except OUR_ERRORS as error:
             tell(refused=one_line(error))
@@ -87,7 +87,14 @@ def main() -> int:
             return 2
         except KeyboardInterrupt as interruption:
             return 128 + getattr(interruption, "signum", signal.SIGINT)
-        tell(run=str(folder.path), results=[result.to_dict() for result in results])
+        last = folder.entries()[-1].validation
+        validation = {} if last is None else {"validation": last.to_dict()}
+        tell(
+            run=str(folder.path),
+            results=[result.to_dict() for result in results],
+            score=score(results, last),
+            **validation,
+        )
     return 0
 
 

@@ -167,13 +167,15 @@ def write_results(path: str | os.PathLike[str], results: Sequence[EvaluationResu
 
 
 def read_results(path: str | os.PathLike[str]) -> list[EvaluationResult]:
-    """The results that ``write_results`` wrote.
+    """The results that ``write_results`` wrote, or ``rltransformers evaluate --json``.
 
     Raises:
         DataError: when the file is not such a list.
     """
     try:
-        return [EvaluationResult.from_dict(values) for values in json.loads(Path(path).read_text())]
+        content = json.loads(Path(path).read_text())
+        results = content["results"] if isinstance(content, dict) else content  # with those on held-out episodes
+        return [EvaluationResult.from_dict(values) for values in results]
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise DataError(f"{path} is not a list of evaluation results ({one_line(error)})") from error
 

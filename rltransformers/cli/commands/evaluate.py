@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from rltransformers.cli.printing import print_json, print_results
+from rltransformers.cli.printing import print_json, print_results, print_validation
 from rltransformers.cli.words import Parsers, add_threads, add_trust, command, flag, mapping
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_run
@@ -20,6 +20,11 @@ def add(commands: Parsers) -> None:
 RUN is a run folder made by `rltransformers train`. Every episode has a seed that follows from SEED, so results of two
 agents are comparable episode by episode. Printed are mean, standard deviation, interquartile mean with its 95 %
 bootstrap interval over episodes, episode length, and success rate and normalized score where they are defined.
+
+Of a decision_transformer with algorithm.validation and dataset.id, the errors on the held-out episodes are printed,
+too: of every component of the action, beside those of the mean action (or most frequent class) and of behavior cloning
+with one step. No environment is needed for that: a run without one, or whose environment cannot be made here, has these
+alone.
 
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --episodes 100
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --env-kwargs '{"delay": 20}'
@@ -95,10 +100,13 @@ def run(arguments: argparse.Namespace) -> None:
     check_run(arguments.folder)  # what is wrong is told before torch is imported
     from rltransformers.cli import runs
 
-    results, pictures = runs.evaluate(arguments, env_kwargs)
+    results, validation, pictures = runs.evaluate(arguments, env_kwargs)
     if arguments.json:
-        print_json([result.to_dict() for result in results])
+        values = [result.to_dict() for result in results]
+        print_json(values if validation is None else {"results": values, "validation": validation.to_dict()})
     else:
         print_results(results)
+        if validation is not None:
+            print_validation(validation)
     for picture in pictures:
         print(f"{'video' if picture.suffix == '.mp4' else 'picture'}  {picture}", file=sys.stderr)

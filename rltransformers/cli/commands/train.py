@@ -5,7 +5,7 @@ import shlex
 from contextlib import closing
 from pathlib import Path
 
-from rltransformers.cli.printing import print_json, print_results
+from rltransformers.cli.printing import print_json, print_results, print_validation
 from rltransformers.cli.words import Parsers, add_config, add_engine, add_trust, command, flag, jobs_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_name, check_run
@@ -47,12 +47,19 @@ Settings (`rltransformers settings` explains each, `rltransformers settings algo
   train.*                 total_timesteps, or gradient_steps (decision_transformer); restart_every (gtrxl_*)
   online.*                timesteps, exploration_return, exploration_noise, replay_episodes, updates_per_episode,
                           num_envs: episodes that a decision_transformer plays and learns from in the end
-  evaluation.*            episodes, every, target_returns, seed, deterministic, kwargs, longest_episode
+  evaluation.*            episodes, every, target_returns, seed, deterministic, kwargs, longest_episode; patience
+                          (decision_transformer)
   tune.*                  search, trials: for `rltransformers tune`
   threads                 threads of torch (default: 1, or OMP_NUM_THREADS where it is set)
 
 A run folder runs/<config>-seed<seed> receives the resolved config, metrics (CSV and TensorBoard), checkpoints
 (last.zip, best.zip), the final evaluation (evaluation.json) and a learning curve (learning_curve.png).
+
+A decision_transformer learns from a file alone where it holds some of its episodes out (algorithm.validation): leave
+`environment` out of the config, or name the data in place of it:
+
+  rltransformers train --agent decision_transformer --dataset.id logs.parquet --train.gradient_steps 5000
+
 A run that was stopped goes on with:
 
   rltransformers train --resume runs/gtrxl_cue_recall-seed0
@@ -106,25 +113,35 @@ def run(arguments: argparse.Namespace) -> None:
             folder, results = runs.train(arguments.name or f"{name}-seed{config.seed}", config, arguments.verbose)
     if not sharing.is_leader:
         return
+    validation = folder.entries()[-1].validation
     if arguments.json:
-        print_json({"run": str(folder.path), "results": [result.to_dict() for result in results]})
+        values = {"run": str(folder.path), "results": [result.to_dict() for result in results]}
+        print_json(values if validation is None else values | {"validation": validation.to_dict()})
         return
     print_results(results)
+    if validation is not None:
+        print_validation(validation)
     print(f"\nrun folder      {folder.path}")
     if folder.learning_curve.is_file():
         print(f"learning curve  {folder.learning_curve}")
-    print(f"evaluation      {folder.evaluation}")
+    if results:
+        print(f"evaluation      {folder.evaluation}")
+    if validation is not None:
+        print(f"validation      {folder.validation}")
     foreign = trust.programs(read_experiment(folder.config), folder.last, training=False)
     trusted = " --trust" if foreign else ""
-    print(f"evaluate again  rltransformers evaluate {shlex.quote(str(folder.path))} --episodes 100{trusted}")
+    episodes = " --episodes 100" if results else ""
+    print(f"evaluate again  rltransformers evaluate {shlex.quote(str(folder.path))}{episodes}{trusted}")
 
 
 def _check(arguments: argparse.Namespace, names: list[str]) -> None:
+    from rltransformers.cli.configs import names_data
+
     given = [each for each in (arguments.config, arguments.env, arguments.resume) if each is not None]
-    if len(given) != 1:
+    if len(given) != 1 and (given or not names_data(arguments.overrides)):
         raise ConfigError(
             "train needs either CONFIG or --resume RUN or --env ID, one of the three (with a CONFIG: --environment.id "
-            f"ID); packaged configs: {', '.join(names)}"
+            f"ID), or --dataset.id alone; packaged configs: {', '.join(names)}"
         )
     if arguments.name is not None:
         if arguments.resume is not None:

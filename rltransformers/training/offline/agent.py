@@ -20,8 +20,10 @@ from rltransformers.core.ranges import Count, UnitInterval, strict
 from rltransformers.core.seeding import step_seed
 from rltransformers.data import ContextSampler, load_trajectories
 from rltransformers.training.interval_log import ProgressBar, check_callback, with_inner
-from rltransformers.training.offline.data import training_data
+from rltransformers.training.offline.data import HeldOut, check_longest, shaped, training_data
+from rltransformers.training.offline.one_step import OneStep
 from rltransformers.training.offline.stored_agent import StoredDecisionTransformer
+from rltransformers.training.offline.validation import ValidationResult, validate
 from rltransformers.training.runs.run_card import write_run_card
 
 STORE_WINDOWS = 64
@@ -146,6 +148,53 @@ class OfflineAgent(StoredDecisionTransformer):
         lowest = learn_then_test(thresholds, losses, bound, error)
         leaving.threshold.fill_(2 * NEVER if lowest is None else lowest)
         return float(leaving.threshold)
+
+    @property
+    def held_out(self) -> HeldOut:
+        """Numbers of the held-out episodes, and what ``EvaluationCallback`` without an environment counts.
+
+        Raises ConfigError for a model without ``validation``.
+        """
+        if self._held_out is None:
+            raise ConfigError("this model holds no episodes out; make it with validation=0.1")
+        return self._held_out
+
+    @property
+    def validates(self) -> bool:
+        """Whether ``validate`` has held-out episodes: the model has ``validation``, and its dataset at hand."""
+        return self._validation_sampler is not None
+
+    @strict
+    def validate(self, dataset: Any = None) -> ValidationResult:
+        """How well recorded actions are predicted that the model has not learned from; no environment is needed.
+
+        Every step counts once, predicted as in acting from the recorded K - h to K steps before it (h half of the
+        context length K; fewer at the start of an episode) and the return that the episode really had from there.
+
+        Args:
+            dataset: other episodes, each of which counts; None for the held-out ones (``validation`` of the model).
+
+        Raises:
+            ConfigError: no episodes are held out, or the model was loaded without its dataset, of which the
+                predictions that it is compared with are made; a dataset with other spaces.
+            DataError: as the constructor.
+        """
+        way_out = f"give one to {self.kind}.load(path, dataset=...)"
+        training = self._needed_sampler("dataset that validate could compare it with", way_out)
+        if dataset is not None:
+            sampler = self._sampler_of(shaped(self._loaded(dataset), self.settings))
+        elif self._validation_sampler is not None:
+            sampler = self._validation_sampler
+        else:
+            raise ConfigError(
+                "this model holds no episodes out; make it with validation=0.1, or pass validate(dataset=...)"
+            )
+        check_longest(self.policy.backbone, sampler.trajectories)
+        if self._one_step is None:
+            self._one_step = OneStep(self.policy, training.trajectories)
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(step_seed(self.seed, self.num_timesteps, "validation"))
+            return validate(self.policy, sampler, self._one_step, self.settings.batch_size, self.num_timesteps)
 
     # Logger and callbacks
 

@@ -1,7 +1,9 @@
 """Data of the Decision Transformer from a dataset: episodes to train on, their summary, statistics of observations."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -10,8 +12,10 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from rltransformers.core.action_masks import ACTION_MASK, check_recorded
-from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.ranges import PositiveNumber, WholeNumber, check_fields
+from rltransformers.core.checkpoint import check_tensor
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError
+from rltransformers.core.ranges import Count, PositiveNumber, WholeNumber, check, check_fields
+from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import leaf_spaces, normalized_leaves
 from rltransformers.core.values import named
 from rltransformers.data import Trajectories
@@ -73,18 +77,99 @@ class OnlineCounts:
         check_fields(self, "online.")
 
 
+@dataclass
+class HeldOut:
+    """Episodes that no update sees, and what evaluations on them have come to; a checkpoint holds it."""
+
+    episodes: Tensor  # their numbers in the dataset, in order [V]
+    of: Count  # episodes of the dataset
+    best: float | None = None  # lowest action loss so far
+    since: WholeNumber = 0  # evaluations after that one
+
+    def __post_init__(self) -> None:
+        check_fields(self, "held_out.")
+
+    @classmethod
+    def restored(cls, stored: Any, share: float) -> "HeldOut":
+        """That of a checkpoint of a model with ``validation=share``."""
+        values = check(stored, Mapping[str, Any], "held_out")
+        episodes, of = values["episodes"], check(values["of"], Count, "held_out.of")
+        numbers = check_tensor(episodes, "held_out.episodes", (held_out_count(of, share),), torch.int64).cpu()
+        if int(numbers[0]) < 0 or int(numbers[-1]) >= of or bool((numbers.diff() <= 0).any()):
+            raise CheckpointError(f"held_out.episodes are not in order, or not all of 0 to {of - 1}")
+        return cls(numbers, of, values["best"], values["since"])
+
+    def note(self, action_loss: float) -> bool:
+        """Count an evaluation; whether it is the best so far."""
+        better = self.best is None or action_loss < self.best
+        self.best, self.since = (action_loss, 0) if better else (self.best, self.since + 1)
+        return better
+
+
+class DataParts(NamedTuple):
+    """Episodes to learn from, and those that are held out, both as ``shaped`` makes them; None for none."""
+
+    training: Trajectories
+    validation: Trajectories | None = None
+    held_out: HeldOut | None = None
+
+
+def data_parts(data: Trajectories, settings: Settings, held_out: HeldOut | None = None) -> DataParts:
+    """Split a dataset by whole episodes; warn of doubtful guesses of spaces.
+
+    Args:
+        held_out: of the checkpoint that training goes on from. Data with as many episodes are split as before, others
+            by the seed.
+
+    Raises ConfigError for a single episode.
+    """
+    warn_of_guesses(data)
+    if not settings.validation:
+        return DataParts(shaped(data, settings))
+    if len(data) < 2:
+        raise ConfigError(
+            f"validation ({settings.validation:g}) holds whole episodes out, and {data.name} has one; leave validation"
+            " at 0, or give more episodes"
+        )
+    if held_out is None or held_out.of != len(data):
+        generator = np.random.default_rng(step_seed(settings.seed, 0, "validation"))
+        chosen = generator.permutation(len(data))[: held_out_count(len(data), settings.validation)]
+        held_out = HeldOut(torch.from_numpy(np.sort(chosen)), len(data))
+    others = np.setdiff1d(np.arange(len(data)), held_out.episodes.numpy())
+    training, validation = (shaped(data.select(each), settings) for each in (others, held_out.episodes.numpy()))
+    return DataParts(training, validation, held_out)
+
+
+def held_out_count(episodes: int, share: float) -> int:
+    """The number of held-out episodes: the nearest to the share, but at least one, and never all."""
+    return min(max(round(share * episodes), 1), episodes - 1)
+
+
 def training_data(data: Trajectories, settings: Settings) -> Trajectories:
     """The episodes to train on, with the rewards that the agent is to see; warns of doubtful guesses of spaces.
 
-    Raises ConfigError for data without rewards, unless all of them are cloned.
+    Raises ConfigError as ``shaped``.
     """
+    warn_of_guesses(data)
+    return shaped(data, settings)
+
+
+def warn_of_guesses(data: Trajectories) -> None:
+    """Warn of every space that was guessed."""
     for key, guess in data.guesses.items():
         warnings.warn(
             f"{data.name}: {key} {guess}. An environment with another space refuses the trained agent: say what it is "
             f"with load_trajectories(..., {key}=...), in a config with dataset.{key}",
             UserWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
+
+
+def shaped(data: Trajectories, settings: Settings) -> Trajectories:
+    """The best episodes of the data where only these count, with the rewards that the agent is to see.
+
+    Raises ConfigError for data without rewards, unless all of them are cloned.
+    """
     if not data.has_rewards and (settings.mode != "bc" or settings.top_fraction < 1):
         needs = "top_fraction" if settings.mode == "bc" else f"mode {settings.mode!r}"
         raise ConfigError(

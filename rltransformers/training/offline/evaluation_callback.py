@@ -3,14 +3,16 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import replacing
 from rltransformers.core.ranges import Count, Environments, Episodes, Seed, strict
 from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.offline.validation import ValidationResult, record_validation
 
 
 class EvaluationCallback(EventCallback):
@@ -18,19 +20,22 @@ class EvaluationCallback(EventCallback):
 
     The log gets ``eval/mean_reward``, ``eval/mean_ep_length``, where episodes say so ``eval/success_rate``, and
     ``time/total_timesteps`` (updates). Of several target returns these are of the one with the highest mean; each has
-    ``eval/mean_reward_target_R`` beside it.
+    ``eval/mean_reward_target_R`` beside it. A model with ``validation`` also logs the numbers of its ``validate``:
+    ``eval/action_loss`` and others.
 
     Args:
-        env: what ``DecisionTransformer.evaluate`` takes.
+        env: what ``DecisionTransformer.evaluate`` takes; None for no environment. The best model is then that of the
+            lowest ``eval/action_loss``, which the model counts and saves, and the model needs ``validation``.
         target_returns: as there.
         n_eval_episodes: per target return.
         eval_freq: updates between two evaluations.
-        best_model_save_path: folder for ``best_model.zip``, the model of the highest mean so far.
+        best_model_save_path: folder for ``best_model.zip``, the best model so far.
         log_path: folder for ``evaluations.npz`` with timesteps [E], results and ep_lengths [E, episodes], all of the
-            best target return, as ``EvalCallback`` writes it.
+            best target return, as ``EvalCallback`` writes it, and action_losses [E] of a model with ``validation``.
         deterministic: most probable actions, or samples.
         num_envs, env_kwargs, seed: as in ``evaluate``; the same episodes every time.
-        callback_on_new_best: called after an evaluation with a new highest mean, such as Stable-Baselines3's
+        patience: evaluations without a new best model after which training ends; None: it does not.
+        callback_on_new_best: called after an evaluation with a new best model, such as Stable-Baselines3's
             ``StopTrainingOnRewardThreshold``; its False ends training.
         callback_after_eval: called after every evaluation, such as ``StopTrainingOnNoModelImprovement``.
     """
@@ -38,7 +43,7 @@ class EvaluationCallback(EventCallback):
     @strict
     def __init__(
         self,
-        env: Any,
+        env: Any = None,
         target_returns: Sequence[float] | float | None = None,
         n_eval_episodes: Episodes = 10,
         eval_freq: Count = 1_000,
@@ -51,12 +56,16 @@ class EvaluationCallback(EventCallback):
         callback_on_new_best: BaseCallback | None = None,
         callback_after_eval: BaseCallback | None = None,
         verbose: int = 0,
+        patience: Count | None = None,
     ) -> None:
         super().__init__(callback_after_eval, verbose)
         self.callback_on_new_best = callback_on_new_best
         if callback_on_new_best is not None:
             callback_on_new_best.parent = self
+        if env is None and target_returns is not None:
+            raise ConfigError("target_returns are for an environment, and env is None; leave them out")
         self.env, self.target_returns, self.eval_freq = env, target_returns, eval_freq
+        self.patience, self._since = patience, 0
         self.options = {
             "episodes": n_eval_episodes,
             "num_envs": num_envs,
@@ -68,9 +77,13 @@ class EvaluationCallback(EventCallback):
         self.best_path = None if best_model_save_path is None else Path(best_model_save_path) / "best_model.zip"
         self.best_mean_reward = self.last_mean_reward = -np.inf
         self.results: list[tuple[int, EvaluationResult]] = []
-        """Update and result of every evaluation, of the best target return."""
+        """Update and result of every evaluation in the environment, of the best target return."""
+        self.validations: list[tuple[int, ValidationResult]] = []
+        """Update and result of every evaluation on held-out episodes."""
 
     def _init_callback(self) -> None:
+        if self.env is None:
+            cast(Any, self.model).held_out  # noqa: B018 (raises for a model without)
         if self.callback_on_new_best is not None:
             self.callback_on_new_best.init_callback(self.model)
 
@@ -90,9 +103,34 @@ class EvaluationCallback(EventCallback):
     def evaluate(self) -> bool:
         """Evaluate, log, save and call the other callbacks now; False where one of them ends training."""
         model: Any = self.model
+        step, better = model.num_timesteps, False
+        if self.env is not None:
+            better = self._play(model, step)
+        if self.env is None or model.validates:
+            validation: ValidationResult = model.validate()
+            self.validations.append((step, validation))
+            record_validation(self.logger, validation)
+            if self.env is None:
+                better = model.held_out.note(validation.action_loss)
+            if self.verbose:
+                print(f"update {step:,}: {validation.line()}")
+        self.logger.record("time/total_timesteps", step, exclude="tensorboard")
+        self.logger.dump(step)
+        if self.log_path is not None:
+            self._write(self.log_path)
+        self._since = 0 if better else self._since + 1
+        if better:
+            if self.best_path is not None:
+                model.save(self.best_path)
+            if self.callback_on_new_best is not None and not self.callback_on_new_best.on_step():
+                return False
+        since = self._since if self.env is not None else model.held_out.since
+        return self._on_event() and (self.patience is None or since < self.patience)
+
+    def _play(self, model: Any, step: int) -> bool:
+        """Evaluate in the environment; whether the mean is the highest so far."""
         results: list[EvaluationResult] = model.evaluate(self.env, self.target_returns, **self.options)
         best = max(results, key=lambda result: result.mean)
-        step = model.num_timesteps
         self.results.append((step, best))
         self.last_mean_reward = best.mean
         self.logger.record("eval/mean_reward", best.mean)
@@ -102,27 +140,20 @@ class EvaluationCallback(EventCallback):
         if len(results) > 1:
             for result in results:
                 self.logger.record(f"eval/mean_reward_target_{result.target_return:g}", result.mean)
-        self.logger.record("time/total_timesteps", step, exclude="tensorboard")
-        self.logger.dump(step)
         if self.verbose:
             print(f"update {step:,}: mean reward {best.mean:.2f} +/- {best.std:.2f}")
-        if self.log_path is not None:
-            self._write(self.log_path)
-        if best.mean > self.best_mean_reward:
-            self.best_mean_reward = best.mean
-            if self.best_path is not None:
-                model.save(self.best_path)
-            if self.callback_on_new_best is not None and not self.callback_on_new_best.on_step():
-                return False
-        return self._on_event()
+        better = best.mean > self.best_mean_reward
+        self.best_mean_reward = max(self.best_mean_reward, best.mean)
+        return better
 
     def _write(self, path: Path) -> None:
-        arrays: dict[str, Any] = {
-            "timesteps": [step for step, _ in self.results],
-            "results": [result.returns for _, result in self.results],
-            "ep_lengths": [result.lengths for _, result in self.results],
-        }
-        if all(result.successes is not None for _, result in self.results):
-            arrays["successes"] = [result.successes for _, result in self.results]
+        arrays: dict[str, Any] = {"timesteps": [step for step, _ in self.results or self.validations]}
+        if self.results:
+            arrays["results"] = [result.returns for _, result in self.results]
+            arrays["ep_lengths"] = [result.lengths for _, result in self.results]
+            if all(result.successes is not None for _, result in self.results):
+                arrays["successes"] = [result.successes for _, result in self.results]
+        if self.validations:
+            arrays["action_losses"] = [result.action_loss for _, result in self.validations]
         with replacing(path) as temporary:
             np.savez(temporary, **arrays)

@@ -26,6 +26,8 @@ Expectile = Annotated[float, Ge(0.5), Lt(1)]
 CriticName = Literal["qcs", "qt"]
 Spreads = Annotated[float, Gt(0), Le(100)]
 """A difference between returns, in units of the best minus the worst return of the data."""
+Share = Annotated[float, Ge(0), Lt(1)]
+"""A part of the episodes that leaves some."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Settings:
     critic: CriticName | None = None
     critic_options: CriticOptions | None = None
     stochastic: bool = False
+    validation: Share = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -50,9 +50,10 @@ from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting, DecisionMachine
 from rltransformers.policies.stored_size import check_stored_size
-from rltransformers.training.offline.data import DataSummary, OnlineCounts, check_masked, training_data
+from rltransformers.training.offline.data import DataParts, DataSummary, HeldOut, OnlineCounts, check_masked, data_parts
 from rltransformers.training.offline.huggingface import HUGGINGFACE_MODEL, read_huggingface
 from rltransformers.training.offline.loss import CriticLearner, EntropyBound
+from rltransformers.training.offline.one_step import OneStep
 from rltransformers.training.offline.settings import (
     ContextLength,
     CriticOptions,
@@ -123,6 +124,7 @@ class StoredDecisionTransformer:
             ).to(device)
         self.policy.eval()
         self._online, self._replay = OnlineCounts(), cast(EpisodeReplay | None, None)
+        self._held_out: HeldOut | None = None
         normal = self.policy.head.normal_leaves()
         self._entropy = EntropyBound(sum(leaf.components for _, leaf in normal), device) if normal else None
         self._critic: CriticLearner | None = None
@@ -155,11 +157,17 @@ class StoredDecisionTransformer:
 
     # Data
 
-    def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
-        """Take the data to learn from, which the settings have shaped, and prepare the log."""
-        if data is not None and self.policy.masks:
-            check_masked(data)
-        self._sampler = None if data is None else self._sampler_of(data)
+    def _attach(self, parts: DataParts | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
+        """Take the data to learn from and to validate on, which the settings have shaped, and prepare the log."""
+        self._sampler, self._validation_sampler = cast(ContextSampler | None, None), cast(ContextSampler | None, None)
+        self._one_step: OneStep | None = None
+        if parts is not None:
+            for data in (parts.training, parts.validation) if self.policy.masks else ():
+                if data is not None:
+                    check_masked(data)
+            self._sampler, self._held_out = self._sampler_of(parts.training), parts.held_out
+            if parts.validation is not None:
+                self._validation_sampler = self._sampler_of(parts.validation)
         leads = self.sharing.is_leader
         if tensorboard_log is not None:
             check_folder(tensorboard_log, "tensorboard_log")
@@ -172,11 +180,13 @@ class StoredDecisionTransformer:
             data, settings.context_length, discount=settings.discount, whole_episodes=settings.whole_episodes
         )
 
-    def _data_of(self, dataset: Any) -> Trajectories | None:
+    def _data_of(self, dataset: Any) -> DataParts | None:
         """Load the dataset to go on learning from, in the spaces of the model; None for none."""
-        if dataset is None:
-            return None
-        data = training_data(load_trajectories(dataset), self.settings)
+        return None if dataset is None else data_parts(self._loaded(dataset), self.settings, self._held_out)
+
+    def _loaded(self, dataset: Any) -> Trajectories:
+        """Episodes in the spaces of the model."""
+        data = load_trajectories(dataset)
         for role, ours, theirs in differing_spaces(
             (self.observation_space, self.action_space), (data.observation_space, data.action_space)
         ):
@@ -247,6 +257,8 @@ class StoredDecisionTransformer:
             tensors["entropy"] = self._entropy.tensors()
         if self._replay is not None:
             tensors |= {"online": asdict(self._online), "replay": self._replay.state_dict()}
+        if self._held_out is not None:
+            tensors["held_out"] = asdict(self._held_out)
         spaces = {kind: space_to_json(getattr(self, kind)) for kind in ("observation_space", "action_space")}
         save_checkpoint(path, self.kind, self._description() | spaces, tensors)
 
@@ -432,6 +444,8 @@ class StoredDecisionTransformer:
             self._critic.restore(tensors["critic"])
         if self._entropy is not None:
             self._entropy.restore(tensors["entropy"])
+        if "held_out" in tensors:
+            self._held_out = HeldOut.restored(tensors["held_out"], self.settings.validation)
         if "replay" in tensors:
             self._online = OnlineCounts(**check(tensors["online"], Mapping[str, Any], "online"))
             spaces = self.observation_space, self.action_space

@@ -12,6 +12,7 @@ from rltransformers.core.errors import DataError, error_line
 from rltransformers.core.signals import Stopped
 from rltransformers.core.world import Sharing
 from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.offline.validation import ValidationResult, record_validation
 from rltransformers.training.runs.run_folder import RunFolder
 
 SAVE_SECONDS = 60.0
@@ -31,12 +32,16 @@ class RunCallback(BaseCallback):
     on more than the step, as signals and the time of day, they decide together. All call ``save``.
 
     Args:
-        evaluate: returns the results that are logged and drawn, and leaves the run as it was.
+        evaluate: returns the results that are logged and drawn, and leaves the run as it was; none without an
+            environment.
+        validate: the same for held-out episodes; returns None where there are none. ``best.zip`` is chosen by the
+            results, and by these where there are no results.
         save: writes a checkpoint to a path.
         report: gets one line for people.
         restart: is called with the step at the start and behind every multiple of ``restart_every`` (0: never);
             ``last.zip`` is then written right before, and nowhere else.
-        evaluated: gets the step and the results of every evaluation during training; what it raises ends the run.
+        evaluated: gets the step and the score of every evaluation during training; what it raises ends the run.
+        patience: evaluations without a new ``best.zip`` after which training ends; None: it does not.
     """
 
     def __init__(
@@ -51,14 +56,17 @@ class RunCallback(BaseCallback):
         report: Callable[[str], None],
         restart_every: int = 0,
         restart: Callable[[int], None] | None = None,
-        evaluated: Callable[[int, Sequence[EvaluationResult]], None] | None = None,
+        evaluated: Callable[[int, float], None] | None = None,
         sharing: Sharing | None = None,
+        validate: Callable[[], ValidationResult | None] = lambda: None,
+        patience: int | None = None,
     ) -> None:
         super().__init__()
         self.sharing = Sharing() if sharing is None else sharing
         self.folder, self.every, self.steps, self.online = folder, every, steps, online
         self.restart_every, self._restart = restart_every, restart
-        self._evaluate, self._save, self._report = evaluate, save, report
+        self._evaluate, self._validate, self._save, self._report = evaluate, validate, save, report
+        self._patience, self._over = patience, False
         self._evaluated = evaluated
         self._evaluated_at, self._saved_at, self._save_took, self._drawn_at = 0, 0.0, 0.0, -np.inf
         self._best: float | None = None  # score so far, once it was asked for
@@ -95,7 +103,16 @@ class RunCallback(BaseCallback):
     def _on_step(self) -> bool:
         if not self.online:
             self._between_updates()
-        return True
+        return not self._over
+
+    def is_over(self) -> bool:
+        """Before training: whether ``patience`` was over in an earlier process; evaluates what that had not."""
+        if self._patience is None:
+            return False
+        self._evaluated_at, self._best = self._last_evaluation(), None
+        self._between_updates()
+        self._judge()
+        return self._over
 
     def _between_updates(self) -> None:
         step, last = self.model.num_timesteps, self._restarted_at
@@ -134,25 +151,41 @@ class RunCallback(BaseCallback):
         self._evaluating = True
         if self._signal is not None:
             raise Stopped(self._signal)
-        results = self._evaluate() if self.sharing.is_leader else []
+        results, validation = (self._evaluate(), self._validate()) if self.sharing.is_leader else ([], None)
         self._evaluating = False
         self._evaluated_at = step
         better = False
         if self.sharing.is_leader:
-            self._log(step, results, self.logger if last else Logger(None, self.logger.output_formats))
+            self._log(step, results, validation, self.logger if last else Logger(None, self.logger.output_formats))
             if self._best is None:
-                self._best = max((score(past) for _, past in self.folder.read_evaluations()), default=-np.inf)
-            new = score(results)
+                self._best = max(
+                    (score(past.results, past.validation) for past in self.folder.entries()), default=-np.inf
+                )
+            new = score(results, validation)
             better = new > self._best or not self.folder.best.exists()
             self._best = max(self._best, new)
         if self.sharing.broadcast(better):
             self._save(self.folder.best)
         if self.sharing.is_leader:
-            self.folder.append_evaluation(step, results)
+            self.folder.append_evaluation(step, results, validation)
             self._draw(last)
-        if self._evaluated is not None and not last:
-            self._evaluated(step, results)
+        if not last:
+            self._judge()
+            if self._evaluated is not None and self.sharing.is_leader:
+                self._evaluated(step, score(results, validation))
         return results
+
+    def _judge(self) -> None:
+        """Decide whether patience is over, and say so once."""
+        if self._patience is None or self._over:
+            return
+        since = 0
+        if self.sharing.is_leader:
+            scores = [score(past.results, past.validation) for past in self.folder.entries()]
+            since = len(scores) - 1 - int(np.argmax(scores)) if scores else 0
+        self._over = self.sharing.broadcast(since) >= self._patience
+        if self._over:
+            self._report(f"no better evaluation in the last {self._patience}: training ends (evaluation.patience)")
 
     def _draw(self, last: bool) -> None:
         """The learning curve, unless it was drawn a moment ago and will be drawn again."""
@@ -165,10 +198,13 @@ class RunCallback(BaseCallback):
                 self._report(f"{self.folder.learning_curve} cannot be drawn ({error_line(error)}); the run goes on")
             self._drawn_at = time.monotonic()
 
-    def _log(self, step: int, results: Sequence[EvaluationResult], logger: Logger) -> None:
-        best = max(results, key=lambda result: result.mean)
-        logger.record("eval/mean_reward", best.mean)  # the names of Stable-Baselines3, which all agents share
-        logger.record("eval/mean_ep_length", float(np.mean(best.lengths)))
+    def _log(
+        self, step: int, results: Sequence[EvaluationResult], validation: ValidationResult | None, logger: Logger
+    ) -> None:
+        if results:
+            best = max(results, key=lambda result: result.mean)
+            logger.record("eval/mean_reward", best.mean)  # the names of Stable-Baselines3, which all agents share
+            logger.record("eval/mean_ep_length", float(np.mean(best.lengths)))
         for result in results:
             target = "" if result.target_return is None else f"_target_{result.target_return:g}"
             summary = result.summary()
@@ -177,6 +213,9 @@ class RunCallback(BaseCallback):
                 if key in summary:
                     logger.record(f"eval/{key}{target}", summary[key])
             self._report(f"{step:>10,} {self.steps}: {one_line(result)}")
+        if validation is not None:
+            record_validation(logger, validation)
+            self._report(f"{step:>10,} {self.steps}: {validation.line()}")
         logger.dump(step)
 
     def _save_last(self) -> None:
@@ -186,8 +225,13 @@ class RunCallback(BaseCallback):
         self._save_took = self._saved_at - began
 
 
-def score(results: Sequence[EvaluationResult]) -> float:
-    """The number that ``best.zip`` maximizes: mean return, over target returns the highest."""
+def score(results: Sequence[EvaluationResult], validation: ValidationResult | None = None) -> float:
+    """The number that ``best.zip`` maximizes: mean return, over target returns the highest.
+
+    Without an environment it is minus the action loss on held-out episodes.
+    """
+    if not results and validation is not None:
+        return -validation.action_loss
     return max(result.mean for result in results)
 
 

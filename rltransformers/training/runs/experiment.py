@@ -53,7 +53,7 @@ class EnvironmentConfig:
     """Where the agent acts.
 
     Attributes:
-        id: Gymnasium id.
+        id: Gymnasium id; empty: no environment.
         num_envs: copies that are stepped together, in training and in evaluation.
         kwargs: keywords of the environment.
         wrappers: observation wrappers, applied in order: a name, or a mapping {name: ..., option: value}.
@@ -65,7 +65,7 @@ class EnvironmentConfig:
             agents with algorithm.scale_rewards do so by themselves, and leave them alone where this is true.
     """
 
-    id: str
+    id: str = ""
     num_envs: Environments = 1
     kwargs: dict[str, Any] = field(default_factory=dict)
     wrappers: list[str | dict[str, Any]] = field(default_factory=list)
@@ -75,6 +75,9 @@ class EnvironmentConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "environment.")
+        given = [name for name, value in vars(self).items() if (value != 1 if name == "num_envs" else value)]
+        if not self.id and given:
+            raise ConfigError(f"environment.{given[0]} is set, and environment.id is missing")
 
     @property
     def normalizes(self) -> bool:
@@ -209,6 +212,8 @@ class EvaluationConfig:
         kwargs: keywords of the environment that differ from ``environment.kwargs``: train on many levels, test on one.
         longest_episode: steps after which an episode that goes on is an error; ``None``: 200,000, or the step limit
             that the environment is registered with where that is larger.
+        patience: evaluations without a new ``best.zip`` after which a decision_transformer ends its training; ``None``:
+            it does not.
     """
 
     episodes: Episodes = 50
@@ -218,9 +223,12 @@ class EvaluationConfig:
     deterministic: bool = True
     kwargs: dict[str, Any] = field(default_factory=dict)
     longest_episode: Count | None = None
+    patience: Count | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "evaluation.")
+        if self.patience is not None and not self.every:
+            raise ConfigError("evaluation.patience counts evaluations on the way: set evaluation.every, too")
 
 
 @dataclass(frozen=True)
@@ -294,6 +302,8 @@ class ExperimentConfig:
     Attributes:
         agent: what learns: gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn, gtrxl_sac, decision_transformer, or a baseline:
             recurrent_ppo (sb3-contrib's, with an LSTM or a GRU), ppo or sac (Stable-Baselines3's, without memory).
+        environment: where it acts; a decision_transformer with dataset.id and algorithm.validation does without one,
+            and is evaluated on held-out episodes.
         seed: of everything in the run: weights, actions, minibatches and environments.
         backbone: preset and overrides of ``BackboneConfig``.
         policy: other policy keywords of the agent.
@@ -306,7 +316,7 @@ class ExperimentConfig:
     """
 
     agent: AgentName
-    environment: EnvironmentConfig
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig, kw_only=True)
     train: TrainConfig
     seed: Seed = 0
     dataset: DatasetConfig | None = None
@@ -333,8 +343,9 @@ class ExperimentConfig:
             raise ConfigError(f"agent {self.agent} learns in its environment anyway: leave online out")
         if not offline and self.dataset is not None:
             raise ConfigError(f"agent {self.agent} learns from its environment: leave dataset out")
-        environment = self.environment
-        if offline and (environment.processes or environment.normalizes):
+        if not self.environment.id:
+            self._check_without_environment(offline)
+        elif offline and (self.environment.processes or self.environment.normalizes):
             raise ConfigError(
                 "agent decision_transformer only evaluates in its environment: leave out processes, "
                 "normalize_observation and normalize_reward (algorithm.normalize_observations standardizes the data)"
@@ -348,6 +359,25 @@ class ExperimentConfig:
             raise ConfigError(
                 f"agent {self.agent} has {network} instead of a backbone: leave backbone out (--backbone null)"
             )
+
+        if self.evaluation.patience is not None and (not offline or self.online is not None):
+            raise ConfigError("evaluation.patience is for agent decision_transformer without online: leave it out")
+
+    def _check_without_environment(self, offline: bool) -> None:
+        """Raise ConfigError for what needs an environment, and where nothing else would say how good the agent is."""
+        collects = self.dataset is not None and self.dataset.collect is not None
+        if not offline or collects or self.online is not None:
+            what = f"agent {self.agent}" if not offline else "dataset.collect" if collects else "online"
+            raise ConfigError(f"environment.id is missing, in which {what} acts: set it")
+        if not self.algorithm.get("validation"):
+            raise ConfigError(
+                "environment.id is missing, so only held-out episodes can say how good the agent is: set"
+                " algorithm.validation (0.1 is usual), or environment.id"
+            )
+        for name, usual in vars(EvaluationConfig()).items():
+            if name not in ("every", "patience") and getattr(self.evaluation, name) != usual:
+                why = "is about episodes in an environment, and environment.id is missing"
+                raise ConfigError(f"evaluation.{name} {why}: leave {name} out, or set environment.id")
 
     def _check_length(self, offline: bool) -> None:
         if self.train.restart_every is not None and self.agent not in RESTARTING:
@@ -377,7 +407,8 @@ class ExperimentConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The values in a YAML file of this config."""
-        return asdict(self) | {"agent": self.agent.value}  # YAML writes no members of enumerations
+        values = asdict(self) | {"agent": self.agent.value}  # YAML writes no members of enumerations
+        return values if self.environment.id else values | {"environment": None}
 
 
 def read_experiment(source: Path | str, overrides: Sequence[tuple[str, str]] = ()) -> ExperimentConfig:
@@ -411,9 +442,10 @@ def build_experiment(values: Mapping[str, Any], source: str = "config") -> Exper
     given = deepcopy(dict(values))
     if isinstance(given.get("dataset"), str):
         given["dataset"] = {"id": given["dataset"]}
-    if "backbone" in given and given["backbone"] is None:
-        given["backbone"] = {}
-    elif isinstance(given.get("backbone"), str):
+    for section in ("backbone", "environment"):
+        if section in given and given[section] is None:
+            given[section] = {}
+    if isinstance(given.get("backbone"), str):
         given["backbone"] = {"preset": given["backbone"]}
     config = _build(ExperimentConfig, given, source, "")
     assert isinstance(config, ExperimentConfig)

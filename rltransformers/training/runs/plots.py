@@ -47,6 +47,19 @@ def plot_learning_curve(
     _write(figure, path)
 
 
+def plot_validation_curve(path: Path, losses: Sequence[tuple[int, float]], title: str, steps: str) -> None:
+    """Action loss on held-out episodes against training steps; the lowest is marked."""
+    figure, axes = _canvas(title)
+    axes.plot(*zip(*losses, strict=True), marker="o", markersize=3.5, label="held-out episodes")
+    step, loss = min(losses, key=lambda point: point[1])
+    axes.plot([step], [loss], marker="o", color="C1", linestyle="", label=f"lowest, {loss:.4g}")
+    axes.set_xlabel(steps)
+    axes.set_ylabel("action loss")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.legend(frameon=False)
+    _write(figure, path)
+
+
 def plot_return_versus_target(path: Path, results: Sequence[EvaluationResult], title: str) -> None:
     """Achieved against commanded return of a Decision Transformer: mean, 95 % interval, episodes, and the diagonal.
 

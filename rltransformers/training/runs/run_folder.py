@@ -29,19 +29,26 @@ from rltransformers.core.files import (
     replacing,
 )
 from rltransformers.training.evaluation import EvaluationResult, write_results
-from rltransformers.training.runs.plots import plot_learning_curve
+from rltransformers.training.offline.validation import ValidationResult
+from rltransformers.training.runs.plots import plot_learning_curve, plot_validation_curve
 
 FRAME = 16
 """Bytes around a record of a TensorBoard file: its length and two checksums."""
-Evaluation = tuple[int, list[EvaluationResult]]
-"""A step and the results there."""
+
+
+class Entry(NamedTuple):
+    """One evaluation: the step, the results in the environment if there is one, and those on held-out episodes."""
+
+    step: int
+    results: list[EvaluationResult]
+    validation: ValidationResult | None = None
 
 
 class _Known(NamedTuple):
     """The evaluations in a file whose last line has its end, as long as the file has this stamp."""
 
     stamp: tuple[int, ...]
-    evaluations: list[Evaluation]
+    evaluations: list[Entry]
 
 
 class RunFolder:
@@ -54,7 +61,8 @@ class RunFolder:
     evaluations.jsonl      one line per evaluation during training: step and all episodes
     last.zip, best.zip     checkpoints; ``*.normalization.zip`` beside those of a normalized recurrent_ppo
     evaluation.json        the final evaluation
-    learning_curve.png     mean evaluation return against steps
+    validation.json        the same on held-out episodes, where there are any
+    learning_curve.png     mean evaluation return against steps; without an environment, loss on held-out episodes
     .lock                  held by the process that trains here
     .job                   which job of torchrun the run belongs to, where there is one
     .config.yaml           config.yaml as it was written, to tell whether somebody has edited it
@@ -70,6 +78,7 @@ class RunFolder:
         self.last = self.path / "last.zip"
         self.best = self.path / "best.zip"
         self.evaluation = self.path / "evaluation.json"
+        self.validation = self.path / "validation.json"
         self.learning_curve = self.path / "learning_curve.png"
         self._known: _Known | None = None
 
@@ -102,7 +111,7 @@ class RunFolder:
         with file_lock(self.path / ".lock", f"run folder {self.path}", ConfigError):
             written = (self.config, self.begun, self.metrics, self.evaluations, self.last, self.best, self.evaluation)
             normalization = (path.with_suffix(".normalization.zip") for path in (self.last, self.best))
-            remove_left_overs(*written, self.learning_curve, *normalization, *self._event_files())
+            remove_left_overs(*written, self.validation, self.learning_curve, *normalization, *self._event_files())
             yield
 
     def _event_files(self) -> list[Path]:
@@ -115,7 +124,8 @@ class RunFolder:
         stay when the evaluation is complete, which is when ``evaluations.jsonl`` has it. Without ``evaluated`` it goes
         too, to be made again.
         """
-        earlier = [(at, line) for at, _, line in self._evaluations() if at < step or (evaluated and at == step)]
+        lines = [(entry.step, line) for entry, line in self._evaluations()]
+        earlier = [(at, line) for at, line in lines if at < step or (evaluated and at == step)]
         self._write_evaluations([line for _, line in earlier])
         evaluated = bool(earlier) and earlier[-1][0] == step
         MetricsCSV.cut(self.metrics, step, evaluated)
@@ -135,15 +145,18 @@ class RunFolder:
             formats.append(HumanOutputFormat(sys.stdout))
         return Logger(str(self.path), formats)
 
-    def append_evaluation(self, step: int, results: Sequence[EvaluationResult]) -> None:
+    def append_evaluation(
+        self, step: int, results: Sequence[EvaluationResult], validation: ValidationResult | None = None
+    ) -> None:
         """Add one evaluation; a line that a resumed run repeats replaces the old one.
 
         A process that is killed here leaves a line without an end, which reading leaves out.
         """
-        line = json.dumps({"step": step, "results": [result.to_dict() for result in results]})
-        past = self.read_evaluations()
-        if self._known is None or any(old >= step for old, _ in past):
-            earlier = [each for old, _, each in self._evaluations() if old < step]
+        values: dict[str, Any] = {"step": step, "results": [result.to_dict() for result in results]}
+        line = json.dumps(values if validation is None else values | {"validation": validation.to_dict()})
+        past = self.entries()
+        if self._known is None or any(entry.step >= step for entry in past):
+            earlier = [each for entry, each in self._evaluations() if entry.step < step]
             self._write_evaluations([*earlier, line])
             return
         with naming(self.evaluations), open(self.evaluations, "ab") as file:
@@ -157,18 +170,22 @@ class RunFolder:
             with replacing(self.evaluations) as temporary:
                 temporary.write_text("".join(f"{line}\n" for line in lines))
 
-    def read_evaluations(self) -> list[Evaluation]:
+    def read_evaluations(self) -> list[tuple[int, list[EvaluationResult]]]:
         """(step, results) of every evaluation so far, in order; an unfinished last line is left out."""
+        return [(entry.step, entry.results) for entry in self.entries()]
+
+    def entries(self) -> list[Entry]:
+        """Every evaluation so far, in order; an unfinished last line is left out."""
         stamp = _stamp(self.evaluations)
         if self._known is None or self._known.stamp != stamp:
-            evaluations = [(step, results) for step, results, _ in self._evaluations()]
+            evaluations = [entry for entry, _ in self._evaluations()]
             ended = self.evaluations.is_file() and self.evaluations.read_bytes().endswith(b"\n")
             self._known = _Known(stamp, evaluations) if ended else None
             return evaluations
         return list(self._known.evaluations)
 
-    def _evaluations(self) -> list[tuple[int, list[EvaluationResult], str]]:
-        """(step, results, line of the file) of every evaluation so far, in order."""
+    def _evaluations(self) -> list[tuple[Entry, str]]:
+        """Every evaluation so far with its line of the file, in order."""
         if not self.evaluations.is_file():
             return []
         lines = self.evaluations.read_bytes().split(b"\n")
@@ -176,7 +193,7 @@ class RunFolder:
         for number, line in enumerate(lines, 1):
             try:
                 if line.strip():
-                    evaluations.append((*_evaluation(line), line.decode()))
+                    evaluations.append((_evaluation(line), line.decode()))
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
                 if number == len(lines):  # without an end: what wrote it was killed
                     break
@@ -186,14 +203,22 @@ class RunFolder:
                 ) from error
         return evaluations
 
-    def write_final(self, results: Sequence[EvaluationResult]) -> None:
+    def write_final(self, results: Sequence[EvaluationResult], validation: ValidationResult | None = None) -> None:
+        """Write the final evaluation."""
         write_results(self.evaluation, results)
+        if validation is not None:
+            with replacing(self.validation) as temporary:
+                temporary.write_text(json.dumps(validation.to_dict(), indent=1) + "\n")
 
     def plot(self, steps: str) -> None:
         """Draw the learning curve from the evaluations so far; ``steps`` names the x-axis."""
-        evaluations = self.read_evaluations()
-        if evaluations:
-            plot_learning_curve(self.learning_curve, evaluations, self.path.name, steps)
+        entries = self.entries()
+        played = [(entry.step, entry.results) for entry in entries if entry.results]
+        losses = [(entry.step, entry.validation.action_loss) for entry in entries if entry.validation is not None]
+        if played:
+            plot_learning_curve(self.learning_curve, played, self.path.name, steps)
+        elif losses:
+            plot_validation_curve(self.learning_curve, losses, self.path.name, steps)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -205,9 +230,10 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _evaluation(line: str | bytes) -> Evaluation:
+def _evaluation(line: str | bytes) -> Entry:
     entry = json.loads(line)
-    return int(entry["step"]), [EvaluationResult.from_dict(result) for result in entry["results"]]
+    validation = ValidationResult.from_dict(entry["validation"]) if "validation" in entry else None
+    return Entry(int(entry["step"]), [EvaluationResult.from_dict(each) for each in entry["results"]], validation)
 
 
 class _TensorBoard(TensorBoardOutputFormat):

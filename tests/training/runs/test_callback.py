@@ -104,8 +104,8 @@ def test_of_several_targets_the_highest_mean_counts(tmp_path: Path) -> None:
 def test_past_scores_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores, score = list[float](), module.score
 
-    def counted(results: list[EvaluationResult]) -> float:
-        scores.append(score(results))
+    def counted(results: list[EvaluationResult], validation: None = None) -> float:
+        scores.append(score(results, validation))
         return scores[-1]
 
     monkeypatch.setattr(module, "score", counted)

@@ -101,7 +101,7 @@ def test_a_dataset_may_be_just_its_id(offline: Path) -> None:
         (("seed", "x"), r"^seed must be a whole number in \[0, 4294967296\), got 'x'"),
         (("seed", "-1"), r"^seed must be a whole number in \[0, 4294967296\), got -1"),
         (("environment", "3"), "environment must be a mapping of settings, got 3"),
-        (("environment", "null"), "environment must be a mapping of settings, got None"),
+        (("environment", "null"), "environment.id is missing, in which agent gtrxl_ppo acts: set it"),
         (("output", "null"), r"^output must be a text, got None"),
         (("environment.id", "3"), r"^environment\.id must be a text, got 3"),
         (("environment.wrappers", "[3]"), r"^environment\.wrappers must be a list .*, got \[3\]"),
