@@ -81,7 +81,7 @@ def plain_default(value: Any) -> str:
     if value in (dataclasses.MISSING, inspect.Parameter.empty):
         return REQUIRED
     if isinstance(value, str):
-        return str(value)
+        return str(value) or "''"
     if isinstance(value, type):
         return value.__name__
     return json.dumps(value, default=str)

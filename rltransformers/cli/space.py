@@ -20,6 +20,8 @@ from rltransformers.training.runs.experiment import (
 Search = dict[str, Span | OneOf]
 SAME_FOR_ALL = ("output", "tune", "agent", "threads", "imports", "evaluation")
 """Settings and sections that all trials of a study have in common."""
+LOSS_OF = ("algorithm.validation", "algorithm.top_fraction", "algorithm.stochastic")
+"""Settings that change what ``eval/action_loss`` is the loss of."""
 
 
 def read_space(base: Mapping[str, Any], space: Mapping[str, Any], typed: Collection[str], trust: bool) -> Search:
@@ -50,6 +52,11 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any], typed: Collect
             if key == "environment.id" or key.partition(".")[0] in SAME_FOR_ALL:
                 raise ConfigError(
                     f"{key} is no setting to search: it is the same in all trials of a study, whose scores are compared"
+                )
+            if not config.environment.id and (key in LOSS_OF or key.startswith("dataset")):
+                raise ConfigError(
+                    f"search of {key}: without an environment trials are compared by their loss on held-out episodes, "
+                    f"and {key} changes which loss that is; leave it out of the search"
                 )
             candidate = with_values(base, {key: value})
             refuse_unknown_settings(candidate, "search: ")

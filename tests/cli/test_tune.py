@@ -85,7 +85,11 @@ class Planted(LocalEngine):
             return [{"refused": "seven epochs cannot be"}]
         value = -abs(config.algorithm["learning_rate"] - 0.001)
         evaluations: list[dict[str, Any]] = [{"step": step, "score": value} for step in (24, 48, 72)]
-        final = {"run": str(folder.path), "results": [EvaluationResult("x", (value,), (1,), (0,)).to_dict()]}
+        final = {
+            "run": str(folder.path),
+            "results": [EvaluationResult("x", (value,), (1,), (0,)).to_dict()],
+            "score": value,
+        }
         return [*evaluations, final]
 
 

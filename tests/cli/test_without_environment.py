@@ -194,6 +194,12 @@ def test_episodes_that_somebody_asks_to_see_need_an_environment(work: Path, caps
     assert "evaluation.episodes is about" in refused(capsys, "evaluate", "runs/file-seed0", "--episodes", "3")
 
 
+def test_settings_that_change_the_loss_are_not_searched(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for key in ("algorithm.validation", "algorithm.top_fraction"):
+        message = refused(capsys, "tune", "file.yaml", "--search", f"{key}=0.1..0.5", "--trials", "1")
+        assert f"{key} changes which loss that is" in message
+
+
 def test_seeds_are_compared_by_their_loss(capsys: pytest.CaptureFixture[str]) -> None:
     runs = []
     for seed, loss in enumerate((0.5, 0.7)):
