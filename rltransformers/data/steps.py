@@ -22,6 +22,7 @@ from rltransformers.data.checks import damage, leaf_name, naming
 from rltransformers.data.columns import USUAL, array_of, choose_columns, column_names, read_column
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
+from rltransformers.data.keys import is_ignored
 from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import UNKNOWN, Leaves, Trajectories
 from rltransformers.data.writer import column
@@ -109,8 +110,10 @@ def _is_step(item: Any, options: Options) -> bool:
     if not isinstance(item, Mapping) or options.columns is not None:
         return isinstance(item, Mapping)
     scalars = [key for key, value in item.items() if isinstance(value, int | float) or getattr(value, "ndim", 1) == 0]
-    roles = ("rewards",) if any(key in item for key in USUAL["rewards"]) else ("episode", "step")
-    return any(key in scalars for role in roles for key in USUAL[role])
+    if any(key in item for key in USUAL["rewards"]):
+        return any(key in scalars for key in USUAL["rewards"])
+    flags_of_episodes = {key for role in FLAGS for key in USUAL[role]}
+    return any(key not in flags_of_episodes and not is_ignored(str(key)) for key in scalars)
 
 
 def trajectories_from_steps(

@@ -59,6 +59,28 @@ def test_files_are_trained_on_and_read_as_the_config_says(work: Path, capsys: py
     )
 
 
+def test_a_log_with_names_of_its_own_is_trained_on(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = record(TASK, "random", episodes=6, num_envs=2, seed=0)
+    names = {"observations": "seen_*", "actions": "key", "rewards": "gain", "episode": "run", "step": "time"}
+    rows = np.arange(data.steps) + np.repeat(np.arange(len(data)), data.lengths)
+    seen = data.observations[""][rows].reshape(data.steps, -1)
+    columns = {f"seen_{index}": seen[:, index] for index in range(seen.shape[1])}
+    columns |= {"key": data.actions[""], "gain": data.rewards, "run": np.repeat(np.arange(len(data)), data.lengths)}
+    columns["time"] = np.arange(data.steps)
+    lines = [json.dumps({name: values[row].item() for name, values in columns.items()}) for row in range(data.steps)]
+    (work / "walks.jsonl").write_text("\n".join(lines))
+    path, space = str(work / "walks.jsonl"), str(data.action_space)
+
+    def options(**columns: str) -> list[str]:
+        return ["--dataset", json.dumps({"id": path, "action_space": space, "columns": columns}), *SHORT]
+
+    run(capsys, "train", "offline.yaml", *options(**names))
+    assert "no column is called like observations" in refused(capsys, "train", "offline.yaml", *options())
+    assert "columns names 'reward'; did you mean 'rewards'?" in refused(
+        capsys, "train", "offline.yaml", *options(reward="gain")
+    )
+
+
 def test_a_pickled_buffer_is_read_only_for_those_who_trust_it(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from rltransformers.envs import make_vec_env
 
