@@ -53,19 +53,6 @@ def cell(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def print_tree(values: dict[str, Any], indent: str = "") -> None:
-    """Nested values, one a line."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            print(f"{indent}{key}")
-            print_tree(value, indent + "  ")
-        else:
-            shown = (
-                f"{value:.6g}" if isinstance(value, float) else json.dumps(value) if isinstance(value, list) else value
-            )
-            print(f"{indent}{key or '(whole)':<22} {shown}")
-
-
 def print_json(value: Any) -> None:
     """For programs."""
     print(json.dumps(value, indent=1))

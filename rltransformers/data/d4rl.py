@@ -283,7 +283,7 @@ def trajectories_from_d4rl(
     terminated = terminals[last] & (np.diff(bounds) != time_limit)
     truncated = ~terminated if timeouts is None else ~terminated | timeouts[last]
     writer.fill(observations, actions, rewards, terminated, truncated, following)
-    return writer.finish(guesses=guesses, metadata={"format": source})
+    return writer.finish(guesses=guesses, metadata={"format": source, "guessed": options.guessed})
 
 
 def _array(values: Any, where: str) -> Any:

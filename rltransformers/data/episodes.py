@@ -46,7 +46,7 @@ def trajectories_from_episodes(
             episode.get("truncations", False),
             time_limit=options.time_limit,
         )
-    return writer.finish(guesses=guesses, metadata={"format": source})
+    return writer.finish(guesses=guesses, metadata={"format": source, "guessed": options.guessed})
 
 
 def _as_dict(episode: Any) -> Any:

@@ -114,7 +114,10 @@ def in_spaces(data: Trajectories, observation_space: Space | None, action_space:
     if not changes:
         return data
     guesses = {key: guess for key, guess in data.guesses.items() if key not in changes}
-    return replace(data, **changes, guesses=guesses, verify=False)
+    metadata = dict(data.metadata)
+    if "guessed" in metadata:
+        metadata["guessed"] = [key for key in metadata["guessed"] if key not in changes]
+    return replace(data, **changes, guesses=guesses, metadata=metadata, verify=False)
 
 
 def _is_ogbench(dataset: Any) -> bool:

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from rltransformers.core.described import count, spaces_line
 from rltransformers.core.errors import DataError
 from rltransformers.core.ranges import Fraction, UnitInterval, check, shown
-from rltransformers.core.spaces import Space, leaf_spaces, normalized_leaves
+from rltransformers.core.spaces import Space, normalized_leaves
 from rltransformers.core.values import Array
 from rltransformers.data.checks import check_contents, check_layout
+from rltransformers.data.description import describe, description
 from rltransformers.data.spaces import Options, chunks
 
 Leaves = dict[str, Array]
@@ -254,27 +255,18 @@ class Trajectories:
         return digest.hexdigest()[:16]
 
     def summary(self) -> dict[str, Any]:
-        """Description for ``rltransformers inspect``, as JSON values."""
-        returns, lengths = self.returns, self.lengths
-        ends = self.offsets[1:] - 1
-        return {
-            "name": self.name,
-            "env_id": self.env_id,
-            "episodes": len(self),
-            "steps": self.steps,
-            "length": _spread(lengths),
-            "return": _spread(returns),
-            "target_returns": self.target_returns(),
-            "terminated_episodes": int(self.terminations[ends].sum()),
-            "truncated_episodes": int(self.truncations[ends].sum()),
-            "final_observations": self.final_observations,
-            "observations": {path: str(leaf) for path, leaf in leaf_spaces(self.observation_space).items()},
-            "actions": {path: str(leaf) for path, leaf in leaf_spaces(self.action_space).items()},
-            "megabytes": round(sum(array.nbytes for array in self._arrays().values()) / 1e6, 3),
-            "fingerprint": self.fingerprint(),
-            "metadata": dict(self.metadata),
-            "guesses": dict(self.guesses),
-        }
+        """What the data hold, as JSON values.
+
+        Beside sizes, ends and spaces: shape, range and constant numbers of every leaf; how actions use their bounds,
+        and the error of always giving the mean action, or the most frequent class; quantiles of returns, and how much
+        of their variance the first observation explains (see ``rltransformers.data.starts``); ``target_returns``, and
+        how many episodes are within 5 % of the range of returns of each.
+        """
+        return describe(self)
+
+    def describe(self) -> str:
+        """The summary as a text of 80 columns, which ``rltransformers inspect`` prints."""
+        return description(self.summary())
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write one .npy per leaf and a JSON description, all or nothing; return the folder.
@@ -413,10 +405,3 @@ def _return_to_go(rewards: Array, offsets: Array, discount: float) -> Array:
         running[:active] = rewards[rows] + discount * running[:active]
         result[rows] = running[:active]
     return result
-
-
-def _spread(values: Array) -> dict[str, float]:
-    quantiles = np.quantile(values, [0.0, 0.1, 0.5, 0.9, 1.0])
-    names = ("min", "p10", "median", "p90", "max")
-    spread = {name: float(value) for name, value in zip(names, quantiles, strict=True)}
-    return {"mean": float(np.mean(values)), "std": float(np.std(values)), **spread}

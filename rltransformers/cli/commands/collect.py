@@ -2,7 +2,7 @@
 
 import argparse
 
-from rltransformers.cli.printing import print_json, print_tree
+from rltransformers.cli.printing import print_json
 from rltransformers.cli.words import Parsers, add_threads, command, flag
 from rltransformers.core.ranges import Environments, Episodes, Seed, Steps, WholeNumber
 
@@ -68,4 +68,6 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(summary)
     else:
-        print_tree(summary)
+        from rltransformers.data.description import description
+
+        print(f"{'dataset':<22} {summary['dataset']}\n{description(summary)}")

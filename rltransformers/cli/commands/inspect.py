@@ -2,9 +2,10 @@
 
 import argparse
 import json
+import textwrap
 from typing import Any
 
-from rltransformers.cli.printing import print_json, print_tree
+from rltransformers.cli.printing import print_json
 from rltransformers.cli.words import Parsers, command, flag
 from rltransformers.core.ranges import Count
 
@@ -18,8 +19,9 @@ def add(commands: Parsers) -> None:
         """
 DATASET is a Minari, D4RL or OGBench id (installed on this machine), a file (.hdf5 of D4RL, robomimic, LIBERO, ManiSkill
 or d3rlpy, .npz, .parquet, .arrow), or a folder of saved trajectories, of Parquet files or of Hugging Face datasets. It
-is read and checked as training would: shapes, NaN, lengths, flags. Printed are spaces, episodes, lengths, returns, and
-target returns worth asking for.
+is read and checked as training would: shapes, NaN, lengths, flags. Printed is what was understood: leaves and their
+ranges, spaces, episodes, ends, how actions use their bounds, returns and how much of them the start decides, and target
+returns with the episodes near them.
 
   rltransformers inspect hopper/mixture-v0
   rltransformers inspect hopper_medium-v2.hdf5 --json
@@ -47,6 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Do it, and print what came of it."""
     from rltransformers.core.spaces import space_from_text
     from rltransformers.data import load_trajectories, normalized_score
+    from rltransformers.data.description import description
 
     given = {name: getattr(arguments, name) for name in ("observation_space", "action_space")}
     known: dict[str, Any] = {name: space_from_text(text) for name, text in given.items() if text is not None}
@@ -64,7 +67,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(summary)
         return
-    print_tree(summary)
+    print(description(summary))
     for key, guess in data.guesses.items():
-        print(f"{key} {guess}; say what it is with --{key.replace('_', '-')}, in a config with dataset.{key}")
+        line = f"{key} {guess}; say what it is with --{key.replace('_', '-')}, in a config with dataset.{key}"
+        print(textwrap.fill(line, 80, break_on_hyphens=False))
     print(f"ask for them with      --evaluation.target_returns '{json.dumps(summary['target_returns'])}'")
