@@ -1,4 +1,4 @@
-"""Does the error on held-out episodes say which policy is better? ``python -m benchmarks.validation [TASK ...]``.
+"""Does the error on held-out episodes say which policy is better? ``python benchmarks/validation.py [TASK ...]``.
 
 Prints, for every task, the return and the held-out numbers of one training at several steps, and of several settings at
 their end; and the rank correlation (Spearman) of minus the action loss with the return.
@@ -101,12 +101,17 @@ def correlation(rows: list[tuple[float, float, float]]) -> float:
     return float(spearmanr([-loss for loss, _, _ in rows], [mean for _, _, mean in rows]).statistic)
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("task", nargs="*", choices=[*TASKS, []], help="default: all")
+    return made
+
+
 def main() -> None:
     """Run and print Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", nargs="*", choices=[*TASKS, []], help="default: all")
     torch.set_num_threads(1)
-    for name in parser.parse_args().task or TASKS:
+    for name in parser().parse_args().task or TASKS:
         task = TASKS[name]
         data = collect_episodes(task.environment, task.data, 0)
         print(f"### {name}\n\n| policy | action loss | error | return |\n|---|---|---|---|", flush=True)

@@ -17,7 +17,7 @@ from rltransformers.data.arrays import opened_npz
 from rltransformers.data.checks import naming
 from rltransformers.data.d4rl import D4RL_FILES, trajectories_from_d4rl
 from rltransformers.data.spaces import Options
-from rltransformers.data.trajectories import Trajectories
+from rltransformers.data.trajectories import UNKNOWN, Trajectories
 
 _RECORDED = ("observations", "actions", "terminals")
 _STATES = ("qpos", "qvel", "button_states")  # which OGBench computes the rewards of a task from
@@ -115,13 +115,13 @@ def transitions_of(arrays: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def trajectories_from_recording(arrays: Mapping[str, Any], options: Options, name: str) -> Trajectories:
-    """Trajectories of the recordings of a file, all truncated; rewards are zeros, for no task is named."""
+    """Trajectories of the recordings of a file, all truncated; rewards are zeros, which only cloning takes."""
     name = options.name or name
     task = re.sub(r"-(v\d+)(-val)?$", r"-singletask-task1-\1\2", name)
     way_out = f"; a path that ends in {task + '.npz'!r} reads this file with those of task 1" if task != name else ""
     warnings.warn(
         f"{name}: holds no rewards, so it is read as data of OGBench: the last row of a recording is only its last "
-        f"observation, rewards are 0 and no return can be asked for{way_out}",
+        f"observation, and no return can be asked for, only mode='bc' clones it{way_out}",
         UserWarning,
         stacklevel=2,
     )
@@ -130,7 +130,8 @@ def trajectories_from_recording(arrays: Mapping[str, Any], options: Options, nam
     steps = len(rows["terminals"])
     flat = {key: rows[key] for key in ("observations", "actions", "next_observations")}
     flat |= {"rewards": np.zeros(steps, np.float32), "terminals": np.zeros(steps, bool), "timeouts": rows["terminals"]}
-    return trajectories_from_d4rl(flat, options, name, "ogbench")
+    data = trajectories_from_d4rl(flat, options, name, "ogbench")
+    return replace(data, metadata={**data.metadata, "rewards": UNKNOWN}, verify=False)
 
 
 def episodes_of_task(arrays: Mapping[str, Array]) -> dict[str, Array]:

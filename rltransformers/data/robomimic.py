@@ -17,7 +17,7 @@ from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.hdf5 import lazy_tree
 from rltransformers.data.keys import ENDS, NAMES
 from rltransformers.data.spaces import Options
-from rltransformers.data.trajectories import Trajectories
+from rltransformers.data.trajectories import UNKNOWN, Trajectories
 
 _DEMO = re.compile(r"(demo|traj)_(\d+)")
 
@@ -33,7 +33,7 @@ def trajectories_from_demos(file: Any, options: Options, name: str) -> Trajector
     A demonstration is an episode. It is terminated where its last ``dones`` (or ``terminated``) is 1 and truncated
     otherwise. robomimic sets ``dones`` in every state of success, at the end of every demonstration, or in both
     (``done_mode`` of its ``dataset_states_to_obs``), and the recordings go on after a success: marks before the last
-    step end nothing. Rewards that lack are zeros.
+    step end nothing. Rewards that lack are zeros, which only behavior cloning takes.
 
     What robomimic knows of the environment is ``metadata["env_args"]``; its filter keys are ``metadata["mask"]``: for
     each of them the episodes that ``Trajectories.select`` takes.
@@ -41,16 +41,17 @@ def trajectories_from_demos(file: Any, options: Options, name: str) -> Trajector
     parent = _parent(file)
     demos = sorted(filter(_DEMO.fullmatch, parent), key=lambda key: int(key.rpartition("_")[2]))
     name = options.name or name
+    facts = _facts(file, demos)
     if not any(key in parent[demo] for demo in demos for key in NAMES["rewards"]):
+        facts["rewards"] = UNKNOWN
         warnings.warn(
-            f"{name}: has no rewards, so they are 0 and all returns are equal; a model can imitate these data, but no "
-            "return can be asked for",
+            f"{name}: has no rewards, so no return can be asked for; clone these data with mode='bc'",
             UserWarning,
             stacklevel=2,
         )
     episodes = (_episode(parent[demo], f"{name}: {demo}") for demo in demos)
     data = trajectories_from_episodes(episodes, options, name, "robomimic")
-    return replace(data, metadata={**data.metadata, **_facts(file, demos)}, verify=False)
+    return replace(data, metadata={**data.metadata, **facts}, verify=False)
 
 
 def _parent(file: Any) -> Any:

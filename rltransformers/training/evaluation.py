@@ -174,7 +174,7 @@ def read_results(path: str | os.PathLike[str]) -> list[EvaluationResult]:
     """
     try:
         content = json.loads(Path(path).read_text())
-        results = content["results"] if isinstance(content, dict) else content  # with those on held-out episodes
+        results = content["results"] if "validation" in content else content  # beside that on held-out episodes
         return [EvaluationResult.from_dict(values) for values in results]
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise DataError(f"{path} is not a list of evaluation results ({one_line(error)})") from error

@@ -125,7 +125,7 @@ def test_a_run_brings_its_config_and_its_final_evaluation(agent: Any, tmp_path: 
     assert json.loads((folder / "results.json").read_text())["mean_reward"] == 20.0
     config = run.config.read_text()
     run.config.write_text("agent: gtrxl_ppo")
-    with pytest.raises(ConfigError, match="environment is missing"):
+    with pytest.raises(ConfigError, match="train is missing"):
         package_for_hub(run.path, tmp_path / "damaged")
     run.config.write_text(config)
     run.last.write_bytes(b"PK")

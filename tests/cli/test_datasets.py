@@ -75,6 +75,9 @@ def test_a_log_with_names_of_its_own_is_trained_on(work: Path, capsys: pytest.Ca
         return ["--dataset", json.dumps({"id": path, "action_space": space, "columns": columns}), *SHORT]
 
     run(capsys, "train", "offline.yaml", *options(**names))
+    words = ["inspect", path, "--action-space", space, "--json", "--columns"]
+    assert json.loads(run(capsys, *words, json.dumps(names)))["return"]["mean"] == pytest.approx(data.returns.mean())
+    assert "columns names 'reward'; did you mean 'rewards'?" in refused(capsys, *words, "{reward: gain}")
     assert "no column is called like observations" in refused(capsys, "train", "offline.yaml", *options())
     assert "columns names 'reward'; did you mean 'rewards'?" in refused(
         capsys, "train", "offline.yaml", *options(reward="gain")

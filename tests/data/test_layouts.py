@@ -81,11 +81,11 @@ def test_demonstrations_of_maniskill_have_one_observation_more(tmp_path: Path) -
     check(load_trajectories(path), final=True)
 
 
-def test_demonstrations_without_rewards_get_zeros_and_a_warning(tmp_path: Path) -> None:
+def test_demonstrations_without_rewards_are_for_cloning_and_say_so(tmp_path: Path) -> None:
     path = write_demos(tmp_path / "isaac.hdf5", rewards=None, dones=None)
-    with pytest.warns(UserWarning, match="isaac: has no rewards, so they are 0"):
+    with pytest.warns(UserWarning, match="isaac: has no rewards, so no return can be asked for; clone"):
         data = load_trajectories(path)
-    assert not data.returns.any() and data.truncations[data.offsets[1:] - 1].all()
+    assert not data.has_rewards and data.truncations[data.offsets[1:] - 1].all()
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_file_of_ogbench_is_read_by_its_path(tmp_path: Path, name: str) -> Non
     task = re.escape(name.replace("-v0", "-singletask-task1-v0"))
     with pytest.warns(UserWarning, match=f"holds no rewards, so it is read as data of OGBench: .* ends in '{task}'"):
         data = load_trajectories(tmp_path / name)
-    assert data.lengths.tolist() == list(LENGTHS) and data.final_observations and not data.returns.any()
+    assert data.lengths.tolist() == list(LENGTHS) and data.final_observations and not data.has_rewards
     for index, episode in enumerate(coded_episodes()):
         np.testing.assert_array_equal(data.episode(index).observations[""], episode["observations"])
         np.testing.assert_array_equal(data.episode(index).actions[""], episode["actions"] / np.float32(10))

@@ -17,19 +17,23 @@ def add(commands: Parsers) -> None:
         "inspect",
         "Check a dataset and describe it.",
         """
-DATASET is a Minari, D4RL or OGBench id (installed on this machine), a file (.hdf5 of D4RL, robomimic, LIBERO, ManiSkill
-or d3rlpy, .npz, .parquet, .arrow), or a folder of saved trajectories, of Parquet files or of Hugging Face datasets. It
-is read and checked as training would: shapes, NaN, lengths, flags. Printed is what was understood: leaves and their
-ranges, spaces, episodes, ends, how actions use their bounds, returns and how much of them the start decides, and target
-returns with the episodes near them.
+DATASET is a Minari, D4RL or OGBench id (installed on this machine), a file (.hdf5 of D4RL, robomimic, LIBERO,
+ManiSkill or d3rlpy, .npz, .csv, .jsonl, .parquet, .arrow), or a folder of saved trajectories, of LeRobot, of Parquet
+files or of Hugging Face datasets. It is read and checked as training would: shapes, NaN, lengths, flags. Printed is
+what was understood: leaves and their ranges, spaces, episodes, ends, how actions use their bounds, returns and how
+much of them the start decides, and target returns with the episodes near them.
 
   rltransformers inspect hopper/mixture-v0
   rltransformers inspect hopper_medium-v2.hdf5 --json
+  rltransformers inspect log.csv --columns '{observations: [x, y], actions: push, rewards: gain, episode: trial}'
 """,
     )
     parser.add_argument("dataset", metavar="DATASET", help="id or path")
     parser.add_argument(
         "--time-limit", type=flag(Count), metavar="N", help="the step limit of the environment, for data that lack it"
+    )
+    parser.add_argument(
+        "--columns", metavar="MAPPING", help="what the columns of a table with a row per step hold, as dataset.columns"
     )
     for role in ("observation", "action"):
         parser.add_argument(
@@ -48,6 +52,7 @@ returns with the episodes near them.
 def run(arguments: argparse.Namespace) -> None:
     """Do it, and print what came of it."""
     from rltransformers.core.spaces import space_from_text
+    from rltransformers.core.yaml_text import parse_yaml
     from rltransformers.data import load_trajectories, normalized_score
     from rltransformers.data.description import description
 
@@ -56,6 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     data = load_trajectories(
         arguments.dataset,
         **known,
+        columns=None if arguments.columns is None else parse_yaml(arguments.columns, "--columns"),
         observation_leaves=arguments.observation_leaves,
         time_limit=arguments.time_limit,
         trust=arguments.trust,
