@@ -764,7 +764,7 @@ def test_pictures_are_drawn_for_either_agent(work: Path, capsys: pytest.CaptureF
         "offline-seed0/return_versus_target.png",
     ):
         assert (Path("runs") / picture).read_bytes().startswith(b"\x89PNG")
-    assert "LSTM" in refused_lookback(capsys)
+    assert "agent recurrent_ppo has no attention to draw" in refused_lookback(capsys)
 
 
 def refused_lookback(capsys: pytest.CaptureFixture[str]) -> str:
