@@ -211,7 +211,7 @@ def _tasks_of(data: Trajectories, task: str | None) -> tuple[list[str], Array]:
 
 def _before_actions(data: Trajectories, path: str) -> Array:
     """The observations [N, ...] of a leaf before an action."""
-    return np.asarray(data.observations[path][np.arange(data.steps) + np.repeat(np.arange(len(data)), data.lengths)])
+    return np.asarray(data.observations[path][np.arange(data.steps) + data.episode_of_steps])
 
 
 def _columns_of(data: Trajectories, fps: float, tasks: Array) -> dict[str, Array]:
@@ -227,14 +227,15 @@ def _columns_of(data: Trajectories, fps: float, tasks: Array) -> dict[str, Array
             raise DataError(
                 f"{data.name}: {where} has shape {columns[key].shape[1:]}; LeRobot stores vectors and pictures"
             )
-    frame = np.arange(data.steps) - np.repeat(data.offsets[:-1], data.lengths)
+    index, episodes = np.arange(data.steps), data.episode_of_steps
+    frame = index - data.offsets[episodes]
     columns["action"] = np.asarray(data.actions[""])
     if data.has_rewards:
         columns["next.reward"] = np.asarray(data.rewards)
     columns |= {"next.done": data.terminations | data.truncations}
     columns |= {"next.terminated": np.asarray(data.terminations), "next.truncated": np.asarray(data.truncations)}
     columns |= {"timestamp": (frame / fps).astype(np.float32), "frame_index": frame}
-    columns |= {"episode_index": np.repeat(np.arange(len(data)), data.lengths), "index": np.arange(data.steps)}
+    columns |= {"episode_index": episodes, "index": index}
     return columns | {"task_index": tasks}
 
 

@@ -173,7 +173,8 @@ def write_csv(data: Trajectories, path: str | os.PathLike[str], *, overwrite: bo
     if target.exists() and not overwrite:
         raise DataError(f"{target} exists; pass overwrite=True or another path")
     pandas = require("pandas", EXTRA)
-    rows = np.arange(data.steps) + np.repeat(np.arange(len(data)), data.lengths)
+    episodes, steps = data.episode_of_steps, np.arange(data.steps)
+    rows = steps + episodes
     kinds: dict[str, tuple[Leaves, Any]] = {
         "observations": (data.observations, rows),
         "actions": (data.actions, slice(None)),
@@ -196,8 +197,7 @@ def write_csv(data: Trajectories, path: str | os.PathLike[str], *, overwrite: bo
     if data.has_rewards:
         columns["rewards"] = data.rewards
     columns |= {"terminations": data.terminations, "truncations": data.truncations}
-    columns["episode"] = np.repeat(np.arange(len(data)), data.lengths)
-    columns["step"] = np.arange(data.steps) - np.repeat(data.offsets[:-1], data.lengths)
+    columns |= {"episode": episodes, "step": steps - data.offsets[episodes]}
     with replacing(target) as temporary:
         pandas.DataFrame(columns).to_csv(temporary, index=False)
     return target

@@ -116,6 +116,11 @@ class Trajectories:
         return np.diff(self.offsets)
 
     @property
+    def episode_of_steps(self) -> npt.NDArray[np.int64]:
+        """The episode of each step, int64 [N]; the observation before step n is row n + ``episode_of_steps[n]``."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    @property
     def has_rewards(self) -> bool:
         """Whether rewards were logged; where not they are zeros, which only behavior cloning takes (``mode="bc"``)."""
         return self.metadata.get("rewards") != UNKNOWN

@@ -237,7 +237,7 @@ def check_scale(return_scale: float, largest: float) -> None:
 
 def check_masked(data: Trajectories) -> None:
     """Raise DataError unless every recorded action is among those that the mask of its observation allows."""
-    episode = np.repeat(np.arange(len(data)), data.lengths)
+    episode = data.episode_of_steps
     masks = np.asarray(data.observations[ACTION_MASK])[np.arange(data.steps) + episode]
 
     def place(row: int) -> str:

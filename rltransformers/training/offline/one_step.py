@@ -44,7 +44,7 @@ class OneStep:
         steps = np.arange(data.steps)
         if data.steps > STEPS:
             steps = np.sort(np.random.default_rng(0).choice(data.steps, STEPS, replace=False))
-        rows = steps + np.searchsorted(data.offsets, steps, side="right") - 1  # every episode has one more observation
+        rows = steps + data.episode_of_steps[steps]
         features = self._features({path: torch.as_tensor(data.observations[path][rows]) for path in self._leaves})
         actions = {path: torch.as_tensor(leaf[steps], device=device) for path, leaf in data.actions.items()}
         numbers = self._head.as_numbers(actions).cpu().double()
