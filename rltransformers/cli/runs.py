@@ -122,6 +122,7 @@ def resume(
         if not _resumable(key):
             raise ConfigError(f"--{key} cannot change when a run is resumed; these can: {', '.join(_RESUMABLE)}")
     with _locked(folder, sharing):
+        stored = read_experiment(folder.config)  # alone: overrides may stand for what is cut off
         config = read_experiment(folder.config, overrides)
         edited = _edited(folder, config)
         require_trust(not_typed(programs(config, folder.last), overrides), path, trust)
@@ -130,7 +131,7 @@ def resume(
         begun = folder.last.is_file()
         agent = build_agent(config, folder.last if begun else None)
         try:
-            agent.check_lengths(read_experiment(folder.config), path)
+            agent.check_lengths(stored, path)
             if sharing.is_leader:
                 folder.write_config(config.to_dict())
             say(threads)

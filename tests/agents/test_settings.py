@@ -14,9 +14,10 @@ from typing import Any
 import gymnasium
 import pytest
 import yaml
+from stable_baselines3.common.vec_env import VecEnv
 
-from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLVMPO
-from rltransformers.cli.keywords import AGENT_CLASSES, check_keywords, keyword_hints
+from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLSAC, GTrXLVMPO
+from rltransformers.cli.keywords import AGENT_CLASSES, check_keywords
 from rltransformers.cli.main import main
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import annotations, check, fits
@@ -154,8 +155,16 @@ def test_a_keyword_that_an_environment_does_not_take_is_looked_for_where_it_was_
 
 @pytest.mark.parametrize("agent", AGENT_CLASSES)
 def test_in_a_config_every_keyword_is_refused_with_its_full_name(agent: AgentName) -> None:
-    hints, tried = keyword_hints(agent), 0
-    for name in hints.keys() - LOOSE:
+    twins: dict[AgentName, type[Any]] = {
+        AgentName.RECURRENT_PPO: GTrXLPPO,
+        AgentName.PPO: GTrXLPPO,
+        AgentName.SAC: GTrXLSAC,
+    }
+    ours = annotations(twins[agent].__init__) if agent in twins else {}
+    hints = annotations(AGENT_CLASSES[agent].__init__, VecEnv=VecEnv) | ours
+    elsewhere = {"seed", "verbose", "tensorboard_log", "policy_kwargs", "_init_setup_model", *LOOSE}
+    tried = 0
+    for name in annotations(AGENT_CLASSES[agent].__init__, VecEnv=VecEnv).keys() - elsewhere:
         for value in bad_values(hints[name]):
             with pytest.raises(ConfigError, match=rf"algorithm\.{name}"):
                 check_keywords(agent, {name: value})

@@ -170,7 +170,7 @@ def test_damaged_metrics_and_configs_of_a_run_are_named(work: Path, capsys: pyte
     folder.metrics.write_bytes(b"\xff\xfe\x00\n")
     assert "progress.csv, line 1 is damaged" in refused(capsys, *resume)
     config = folder.config.read_text()
-    for damage in (b"\xff\xfe", b"agent: [", config[:5].encode(), b"", json.dumps([1]).encode()):
+    for damage in (b"\xff\xfe", b"agent: [", config[:10].encode(), b"", json.dumps([1]).encode()):
         folder.config.write_bytes(damage)
         assert "config.yaml" in refused(capsys, *resume)
         assert "config.yaml" in refused(capsys, "evaluate", str(folder.path))

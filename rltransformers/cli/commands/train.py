@@ -100,7 +100,9 @@ def run(arguments: argparse.Namespace) -> None:
             return
     else:  # what is wrong is told before torch is imported
         check_run(arguments.resume)
-        config = read_experiment(Path(arguments.resume) / "config.yaml", arguments.overrides)
+        stored = Path(arguments.resume) / "config.yaml"
+        read_experiment(stored)  # alone: overrides may stand for what is cut off
+        config = read_experiment(stored, arguments.overrides)
         trust.import_modules(config.imports, arguments.resume, arguments.trust)
         check_values(config)
     from rltransformers.cli import runs
