@@ -96,7 +96,7 @@ class Decider:
                 "acting_mode 'recompute' keeps the tokens of past steps and not the elements that layers look at; take "
                 "'refresh' or 'banded', or set topology to 'decoder'"
             )
-        asked_only = policy.return_conditioned and policy.return_head is None
+        asked_only = policy.takes_target and policy.return_head is None
         if self.jitter and (policy.critics is None or not asked_only):
             raise ConfigError(
                 "candidates differ in the return they are asked for, and critics choose one;"
@@ -255,7 +255,7 @@ class Decider:
     def goals(self, asked: Float[Tensor, " B"], step: Int[Tensor, " B"]) -> Float[Tensor, "B C"]:
         """Return asked for by candidate: a difference in the first step grows as the rest of the return does."""
         if not self.jitter:
-            return asked[:, None]
+            return self.policy.best_bin(asked)[:, None]
         more = torch.tensor(self.jitter, dtype=asked.dtype, device=asked.device)
         if self.discount == 1.0:
             return asked[:, None] + more

@@ -39,7 +39,7 @@ from rltransformers.policies.observations import (
 )
 from rltransformers.policies.observed import Encoding, observation_parts
 from rltransformers.policies.output import PolicyOutput
-from rltransformers.policies.returns import ReturnCondition, ReturnIn
+from rltransformers.policies.returns import ReturnCondition, ReturnIn, return_embedding
 
 
 class DecisionPolicy(nn.Module):
@@ -49,6 +49,8 @@ class DecisionPolicy(nn.Module):
         return_conditioned: whether actions depend on a return-to-go, or not (behavior cloning).
         return_in: "sequence": a return-to-go token opens every step (G = 3); "condition": only the newest return
             counts, see ``ReturnCondition`` (G = 2).
+        advantage_bins: number of bins of advantages that stand in the place of returns, in tokens or as the condition;
+            acting asks for the last one, the best. None for returns.
         predicts_return: whether a head on the observation token predicts the return-to-go, whose token then follows it
             (Zhuang et al. 2024, arXiv 2405.08740); acting fills in what nobody asks for.
         critic_width: of twin critics that stand beside the policy and judge its actions; None for no critics.
@@ -85,11 +87,13 @@ class DecisionPolicy(nn.Module):
         critic_width: int | None = None,
         stochastic: bool = False,
         action_units: Mapping[str, Units] | None = None,
+        advantage_bins: int | None = None,
     ) -> None:
         super().__init__()
         self.observation_space, self.action_space = observation_space, action_space
         self.observation_leaves = leaf_spaces(observation_space)
-        self.return_conditioned, self.return_scale = return_conditioned, return_scale
+        self.return_conditioned, self.advantage_bins = return_conditioned, advantage_bins
+        self.return_scale = return_scale if advantage_bins is None else 1.0
         in_sequence = return_conditioned and return_in == "sequence"
         self.backbone = Backbone(backbone)
         self.width = self.backbone.width
@@ -111,8 +115,9 @@ class DecisionPolicy(nn.Module):
         self.machine_code: Callable[..., Any] | None = None  # a Decider's decision, or None where it cannot
         later = predicts_later(self.backbone)
         self.later_net = nn.Linear(self.width, self.head.linear.out_features) if later else None
-        self.embed_return = nn.Linear(1, self.width) if in_sequence else None
-        self.condition = ReturnCondition(self.width) if return_conditioned and not in_sequence else None
+        self.embed_return = return_embedding(self.width, advantage_bins) if in_sequence else None
+        in_condition = return_conditioned and not in_sequence
+        self.condition = ReturnCondition(self.width, advantage_bins) if in_condition else None
         self.return_head = nn.Linear(self.width, 1) if predicts_return else None
         self.critics: TwinCritics | None = None
         if critic_width is not None:
@@ -134,6 +139,11 @@ class DecisionPolicy(nn.Module):
     def tokens_per_step(self) -> int:
         """G: 3 with return-to-go in the sequence, else 2."""
         return 2 if self.embed_return is None else 3
+
+    @property
+    def takes_target(self) -> bool:
+        """Whether acting is asked for a return; behavior cloning and policies of advantages are not."""
+        return self.return_conditioned and self.advantage_bins is None
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """Parameters that learn to act: all but the critics."""
@@ -165,6 +175,10 @@ class DecisionPolicy(nn.Module):
     def scaled(self, return_to_go: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Return-to-go in network units, from reward units."""
         return (return_to_go / self.return_scale).to(self.head.linear.weight.dtype)
+
+    def best_bin(self, asked: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """What acting asks for: the best bin of a policy of advantages, of others ``asked`` itself."""
+        return asked if self.advantage_bins is None else torch.full_like(asked, self.advantage_bins - 1)
 
     def embed_scaled(self, scaled: Float[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
         """The token of a return-to-go in network units."""
@@ -216,15 +230,18 @@ class DecisionPolicy(nn.Module):
         Args:
             observations: in the units of the environment, every leaf [B, T, ...].
             actions: taken in these steps, nested as the action space, every leaf [B, T, ...].
-            return_to_go: what was still asked for in each step, in reward units [B, T]; behavior cloning does without.
+            return_to_go: what was still asked for in each step, in reward units [B, T]; behavior cloning does without,
+                and a policy of advantages takes none: it is asked for its best bin, as in acting.
             timesteps: number of the steps inside their episode [B, T]; None for windows that begin an episode.
             action_masks: which actions were allowed [B, T, M]; those in the observation give way to it.
 
         Raises:
             DataError: for observations, actions, returns or masks that do not fit.
-            ConfigError: for missing returns or masks.
+            ConfigError: for missing returns or masks, and for returns that a policy of advantages would not read.
         """
-        if return_to_go is None and self.return_conditioned:
+        if return_to_go is not None and self.advantage_bins is not None:
+            raise ConfigError("this policy is asked for advantages, not for returns; leave return_to_go out")
+        if return_to_go is None and self.takes_target:
             raise ConfigError("this policy reads returns: evaluate_actions(..., return_to_go=...), in reward units")
         flat, (rows, steps) = fit_sequences(self.observation_leaves, observations, "observations")
         arrays, _ = fit_observation(self.observation_leaves, flat)
@@ -237,6 +254,7 @@ class DecisionPolicy(nn.Module):
             for each, what in ((return_to_go, "return_to_go"), (timesteps, "timesteps"))
         ]
         asked, timestep = (to_tensor(each.reshape(rows, steps), device) for each in numbers)
+        asked = self.best_bin(asked)
         timestep = torch.arange(steps, device=device).expand(rows, -1) if timesteps is None else timestep.long()
         seen, done = (
             {path: to_tensor(leaf, device).unflatten(0, (rows, steps)) for path, leaf in leaves.items()}

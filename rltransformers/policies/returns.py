@@ -1,4 +1,4 @@
-"""The return that a Decision Transformer is asked for: what it may be, and how it is read if not as a token.
+"""What a Decision Transformer is asked for: which returns it may be, and how returns and advantages are read.
 
 N environments, W model width, "..." any axes.
 """
@@ -23,6 +23,18 @@ ReturnIn = Literal["sequence", "condition"]
 """Whether returns are tokens of the sequence, or only the newest one conditions what the sequence was made into."""
 
 
+class BinEmbedding(nn.Embedding):
+    """A learned vector for every bin of advantages, in the place of ``nn.Linear(1, width)`` for returns."""
+
+    def forward(self, bins: Float[Tensor, "... 1"]) -> Float[Tensor, "... W"]:
+        return super().forward(bins.squeeze(-1).long())
+
+
+def return_embedding(width: int, advantage_bins: int | None) -> nn.Module:
+    """What makes a vector of a number [..., 1]: a return in network units, or the number of a bin."""
+    return nn.Linear(1, width) if advantage_bins is None else BinEmbedding(advantage_bins, width)
+
+
 class ReturnCondition(nn.Module):
     """Features that depend on one return: a feed-forward block behind a LayerNorm whose scale and shift it decides.
 
@@ -30,9 +42,9 @@ class ReturnCondition(nn.Module):
     of the sequence, so that the sequence, and what acting remembers of it, does not depend on any return.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, advantage_bins: int | None = None) -> None:
         super().__init__()
-        self.embed = nn.Linear(1, width)
+        self.embed = return_embedding(width, advantage_bins)
         self.modulate = nn.Linear(width, 2 * width)
         self.expand = nn.Linear(width, 4 * width)
         self.contract = nn.Linear(4 * width, width)

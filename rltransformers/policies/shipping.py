@@ -166,7 +166,7 @@ class DecisionInFile(PolicyInFile):
         super().__init__(decider.policy.head, decider.policy.tables.current())
         self.best_return = best_return
         self.step = DecisionStep(decider, ships=True)
-        self.reads_target = decider.policy.return_conditioned
+        self.reads_target = decider.policy.takes_target
         self.reads_reward = self.reads_target and not decider.delayed_reward
 
     def scaled(self, inputs: Tensors) -> Tensors:

@@ -169,7 +169,7 @@ class DecisionSteps(Stepping):
         self._decider.check_state(state, rows)
 
     def needs_reward(self, state: ActingState, start: Bools) -> bool:
-        if not self._decider.policy.return_conditioned or self._decider.delayed_reward:
+        if not self._decider.policy.takes_target or self._decider.delayed_reward:
             return False
         return bool((~start & ~state.return_to_go.isnan().cpu().numpy()).any())
 

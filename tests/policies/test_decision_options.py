@@ -1,5 +1,9 @@
-"""Laws of acting with predicted returns, with returns outside the sequence, and by candidates. B rows, C candidates."""
+"""Laws of acting with predicted returns, with returns outside the sequence, by candidates, and by advantages.
 
+B rows, C candidates.
+"""
+
+import itertools
 from typing import Any
 
 import pytest
@@ -17,6 +21,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "head, condition": {"predicts_return": True, "return_in": "condition"},
     "candidates": {"critic_width": 8},
     "candidates, condition": {"critic_width": 8, "return_in": "condition"},
+    "advantage": {"advantage_bins": 5},
+    "advantage, condition": {"advantage_bins": 5, "return_in": "condition"},
 }
 JITTER = (0.0, 3.0, -2.0)
 
@@ -74,7 +80,7 @@ def test_acting_equals_the_training_forward_on_the_window_it_reports(
     actions, states, predicted = watched(actor, stream, monkeypatch)
     asked = torch.stack([state.return_to_go for state in states])
     assert bool(asked.isnan().any()) == ("head" in kind)
-    told = torch.where(asked.isnan(), predicted, asked)
+    told = torch.where(asked.isnan(), predicted, asked) if policy.takes_target else torch.full_like(asked, 4.0)
     number = torch.stack([state.step for state in states])
     again, found = torch.zeros_like(actions), torch.zeros_like(predicted)
     for t in range(len(actions)):
@@ -153,7 +159,22 @@ def test_a_predicted_return_depends_on_the_past_and_on_no_return_of_its_own_step
     assert ((before - past).abs().min() > 1e-6) == (kind == "head")  # outside the sequence no past return counts
 
 
+@pytest.mark.parametrize("kind", ["advantage", "advantage, condition"])
+def test_acting_by_advantages_asks_for_the_best_bin_and_reads_neither_target_nor_reward(kind: str) -> None:
+    policy, stream, other = build(kind), Stream(steps=20), Stream(steps=20)
+    other.targets, other.rewards = torch.full_like(other.targets, torch.nan), other.rewards + 3.0
+    for mode in ("refresh", "banded", "recompute"):
+        actor = Decider(policy, 5, mode)
+        assert torch.equal(stream.play(actor)[0], other.play(actor)[0])
+    inputs = window()
+    bins = [policy(**{**inputs, "return_to_go": torch.full_like(inputs["return_to_go"], index)}) for index in range(5)]
+    for one, following in itertools.pairwise(bins):
+        assert (one - following).abs().amax(-1).min() > 1e-6
+    with pytest.raises(ConfigError, match="leave return_to_go out"):
+        policy.evaluate_actions(inputs["observations"][""], inputs["actions"][""], inputs["return_to_go"])
+
+
 def test_candidates_need_critics_and_a_return_that_is_asked_for() -> None:
-    for kind in ("head", "condition"):
+    for kind in ("head", "condition", "advantage"):
         with pytest.raises(ConfigError, match="leave jitter empty"):
             Decider(build(kind), 5, jitter=JITTER)
