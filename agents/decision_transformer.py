@@ -41,13 +41,14 @@ from rltransformers.policies.decider import ActingMode, ActingState
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.returns import ReturnIn, target_list
+from rltransformers.policies.several_modes import ActionHeadName, ActionHeadOptions
 from rltransformers.policies.steps import Acting
 from rltransformers.training.actor import Actor
 from rltransformers.training.evaluation import EvaluationEpisode, EvaluationResult, result_of
 from rltransformers.training.interval_log import IntervalLog
 from rltransformers.training.offline.data import check_longest, data_parts, statistics_of, summary_of
 from rltransformers.training.offline.episodes import evaluate_decisions, open_environments
-from rltransformers.training.offline.loss import decision_loss
+from rltransformers.training.offline.loss import decision_loss, loss_numbers
 from rltransformers.training.offline.playing import OnlineLearner, Turn
 from rltransformers.training.offline.settings import (
     BatchSize,
@@ -112,9 +113,11 @@ class DecisionTransformer(OnlineLearner):
             everywhere; "qcs" (arXiv 2402.02017): with a weight that grows with the distance of the episode's return
             from the best one; docs/offline.md says what differs from the published code.
         critic_kwargs: options of the critic, see ``CriticOptions``: {"weight": 1.0, "discount": 0.99, ...}.
-        stochastic: actions of a Box are normal, with a deviation that depends on the state, kept from vanishing by a
-            bound on the entropy (Online Decision Transformer, arXiv 2202.05607); ``learn_online`` needs it or noise
-            for every Box. Deterministic acting takes the mean.
+        action_head: of a Box: "deterministic", one action per state; "gaussian", a normal distribution, and "mixture",
+            several, both kept from narrowing down by a bound on the entropy (Online Decision Transformer, arXiv
+            2202.05607); "flow", a learned flow from noise to actions (arXiv 2210.02747), without density. Deterministic
+            acting takes the mean, the mean of the heaviest, the end of zero noise; see docs/offline.md.
+        action_head_kwargs: options of the head, see ``ActionHeadOptions``: {"components": 5} or {"steps": 10}.
         validation: share of the episodes that no update sees, whole ones that the seed chooses; ``validate`` says how
             well their actions are predicted, without an environment. Statistics and returns are of the others alone.
         whole_episodes: every window is a whole episode (context_length must cover the longest), which wastes less on
@@ -164,7 +167,8 @@ class DecisionTransformer(OnlineLearner):
         return_in: ReturnIn = "sequence",
         critic: CriticName | None = None,
         critic_kwargs: Mapping[str, Any] | None = None,
-        stochastic: bool = False,
+        action_head: ActionHeadName = "deterministic",
+        action_head_kwargs: Mapping[str, Any] | None = None,
         validation: Share = 0.0,
         policy_kwargs: Mapping[str, Any] | None = None,
         tensorboard_log: str | os.PathLike[str] | None = None,
@@ -202,7 +206,8 @@ class DecisionTransformer(OnlineLearner):
             return_in=return_in,
             critic=critic,
             critic_options=CriticOptions.read(critic_kwargs or {}) if critic or critic_kwargs else None,
-            stochastic=stochastic,
+            action_head=action_head,
+            action_head_options=ActionHeadOptions.read(action_head, action_head_kwargs or {}),
             validation=validation,
         )
         readout = readout_choice(options, settings)
@@ -297,7 +302,7 @@ class DecisionTransformer(OnlineLearner):
         metrics = {} if self._critic is None else self._critic.step(policy, batch, sharing)
 
         policy.train()
-        loss, parts = self._losses(batch, Record(), self._chances(settings.batch_size)[part], sharing)
+        loss, parts = self._losses(batch, Record(), settings.batch_size, part, sharing)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         sharing.sum_in_place(weight.grad for weight in policy.actor_parameters())
@@ -321,20 +326,18 @@ class DecisionTransformer(OnlineLearner):
 
     def loss(self, batch: ContextBatch, record: Record | None = None) -> Tensor:
         """Mean loss of a batch as ``learn`` minimizes it: of recorded actions, and of whatever options add."""
-        return self._losses(batch.to(self.device), record or Record(), self._chances(len(batch.valid)), Sharing())[0]
+        rows = len(batch.valid)
+        return self._losses(batch.to(self.device), record or Record(), rows, slice(rows), Sharing())[0]
 
     def _losses(
-        self, batch: ContextBatch, record: Record, chances: Tensor, sharing: Sharing
+        self, batch: ContextBatch, record: Record, rows: int, part: slice, sharing: Sharing
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        expectile, progress = self.settings.expectile, self._progress
+        """Loss of the ``part`` of ``rows`` windows, with random numbers of the next update."""
+        policy, learners = self.policy, (self._critic, self._entropy)
+        numbers = loss_numbers(policy.head, batch, rows, part, self.seed, self.num_timesteps)
         return decision_loss(
-            self.policy, batch, record, expectile, self._critic, self._entropy, chances, sharing, progress
+            policy, batch, record, self.settings.expectile, *learners, *numbers, sharing, self._progress
         )
-
-    def _chances(self, count: int) -> Tensor:
-        """Random numbers of the critic for ``count`` windows of the next update."""
-        generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "shift"))
-        return torch.rand(count, generator=generator)
 
     # Acting
 
@@ -386,8 +389,8 @@ class DecisionTransformer(OnlineLearner):
             observation: of one environment, or stacked for B.
             state: what the last call returned; None at the start of all episodes.
             episode_start: where a new episode begins [B]; None means nowhere unless ``state`` is None.
-            deterministic: True takes the most probable action, of a Box the mean; False samples, Boxes only of a model
-                that is ``stochastic``.
+            deterministic: True takes the most probable action, of a Box as ``action_head`` says; False samples, Boxes
+                only of a model whose ``action_head`` is not "deterministic".
             target_return: return asked of the episodes that start here, in reward units; when None the best of the
                 dataset, or with a return head what that predicts in every step.
             reward: received after the last action [B]; needed to follow an episode unless the model is behavior

@@ -32,6 +32,7 @@ from rltransformers.envs.wrappers import WRAPPERS
 from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.readouts.catalogue import READOUTS
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
+from rltransformers.policies.several_modes import ActionHeadOptions
 from rltransformers.training.offline.settings import CriticOptions
 from rltransformers.training.runs.experiment import BASELINES, RESTARTING, AgentName, ExperimentConfig
 
@@ -164,6 +165,8 @@ def _below(entry: Setting) -> Iterator[Setting]:
     match key := entry["key"]:
         case "algorithm.critic_kwargs":
             inner = list(_of_record(CriticOptions, f"{key}."))
+        case "algorithm.action_head_kwargs":
+            inner = list(_of_record(ActionHeadOptions, f"{key}."))
         case "policy.readout":
             inner = list(choice_entries(key, READOUTS))
         case "policy.observation":

@@ -12,25 +12,40 @@ from torch import Tensor
 
 from rltransformers.functional.modules import masked_mean
 from rltransformers.policies.action_heads import ActionHead
-from rltransformers.policies.action_leaves import ActionLeaf, ContinuousAction, NormalAction
+from rltransformers.policies.action_leaves import ActionLeaf, ContinuousAction
+from rltransformers.policies.several_modes import FlowAction
 
 Mean = Callable[[Tensor, Tensor], Tensor]
 """The mean of values over the entries that are valid: ``masked_mean``, or that over several processes."""
 
 
-def leaf_loss(leaf: ActionLeaf, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
-    """Loss of one leaf at every step: mean squared error in head units, or the negative log-probability."""
-    if isinstance(leaf, ContinuousAction) and not isinstance(leaf, NormalAction):
-        return (leaf.squash(output) - leaf.as_numbers(action)).square().mean(-1)
-    return -leaf.log_prob(output, action)
+def leaf_loss(
+    leaf: ActionLeaf, output: Float[Tensor, "... A"], action: Tensor, noise: Float[Tensor, "... L"] | None = None
+) -> Float[Tensor, "..."]:
+    """Loss of one leaf at every step: mean squared error in head units, of a flow, or the negative log-probability."""
+    if leaf.has_density:
+        return -leaf.log_prob(output, action)
+    assert isinstance(leaf, ContinuousAction)
+    if isinstance(leaf, FlowAction):
+        assert noise is not None
+        return leaf.matching_loss(output, action, noise)
+    return (leaf.squash(output) - leaf.as_numbers(action)).square().mean(-1)
 
 
 def step_losses(
-    head: ActionHead, outputs: Float[Tensor, "B K A"], actions: Mapping[str, Tensor]
+    head: ActionHead,
+    outputs: Float[Tensor, "B K A"],
+    actions: Mapping[str, Tensor],
+    noise: Float[Tensor, "B K L"] | None = None,
 ) -> Float[Tensor, "B K"]:
-    """Loss of the recorded actions by path, legal ones also where there is no step; summed over the leaves."""
+    """Loss of the recorded actions by path, legal ones also where there is no step; summed over the leaves.
+
+    ``noise`` are uniform numbers in [0, 1), ``head.loss_draws`` of them; None where that is 0.
+    """
     parts = head.split(outputs)
-    return torch.stack([leaf_loss(leaf, parts[path], actions[path]) for path, leaf in head.by_path.items()]).sum(0)
+    numbers = dict.fromkeys(parts) if noise is None else head.split(noise, "loss_draws")
+    losses = [leaf_loss(leaf, parts[path], actions[path], numbers[path]) for path, leaf in head.by_path.items()]
+    return torch.stack(losses).sum(0)
 
 
 def expectile_loss(

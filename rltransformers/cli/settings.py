@@ -15,7 +15,7 @@ from typing import Any
 from rltransformers.cli.entries import loss_entries, mechanism_entry, option_entries
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.extensions import EXTENSIONS, Extension
-from rltransformers.core.synonyms import meant_by
+from rltransformers.core.synonyms import meant_by, with_value
 
 SET_ELSEWHERE = {
     "self": "",
@@ -158,7 +158,7 @@ def suggestion(key: str, known: Collection[str]) -> str:
             close = [each for match in difflib.get_close_matches(name, named, n=1, cutoff=0.8) for each in named[match]]
         close = by_likeness(key, close)
     if close:
-        return f"did you mean {' or '.join(repr(each) for each in close[:2])}?"
+        return f"did you mean {' or '.join(with_value(each, name) for each in close[:2])}?"
     if beside:
         return f"known: {', '.join(sorted(beside))}"
     outermost = {each.partition(".")[0] for each in keys}

@@ -25,8 +25,9 @@ def check_values(config: ExperimentConfig) -> None:
             raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {SET_ELSEWHERE[key]}")
     check_settings(_types("algorithm.", agent), config.algorithm, "algorithm.")
     check_settings(_types("policy.", agent), config.policy, "policy.")
-    critic = config.algorithm.get("critic_kwargs") or {}
-    check_settings(_types("algorithm.critic_kwargs.", agent), critic, "algorithm.critic_kwargs.")
+    for record in ("algorithm.critic_kwargs", "algorithm.action_head_kwargs"):
+        values = config.algorithm.get(record.partition(".")[2]) or {}
+        check_settings(_types(f"{record}.", agent), values, f"{record}.")
     observation = config.policy.get("observation") or {}
     for key, value in (
         ("policy.readout", config.policy.get("readout")),

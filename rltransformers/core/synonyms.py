@@ -41,6 +41,7 @@ _WORDS = {
     "algorithm.exploration": "epsilon eps_greedy exploration_fraction exploration_final_eps start_e end_e",
     "algorithm.train_freq": "train_frequency update_every",
     "algorithm.prioritized": "prioritized_replay per prioritised",
+    "algorithm.action_head": "stochastic stochastic_policy gmm mdn diffusion",
     "algorithm.context_length": "k context context_len context_size max_length seq_len sequence_length block_size",
     "algorithm.warmup_steps": "warmup warmup_ratio num_warmup_steps",
     "algorithm.return_scale": "rtg_scale return_to_go_scale",
@@ -110,6 +111,10 @@ _WORDS = {
 """What we call it → what others do, in lower case; a setting by its dotted key in a config."""
 
 
+_VALUES = {"stochastic": "gaussian", "stochastic_policy": "gaussian", "gmm": "mixture", "mdn": "mixture"}
+"""Words of others that are one value of what we call so."""
+
+
 SYNONYMS: dict[str, tuple[str, ...]] = {}  # a word of others → what we call it
 for _ours, _theirs in _WORDS.items():
     for _word in _theirs.split():
@@ -118,8 +123,19 @@ for _ours, _theirs in _WORDS.items():
 
 def meant_by(word: object) -> tuple[str, ...]:
     """Our names for a word of others, in any case of letters and with any dashes."""
-    plain = str(word).lower().lstrip("-").replace("-", "_")
-    return SYNONYMS.get(plain, ())
+    return SYNONYMS.get(_plain(word), ())
+
+
+def with_value(ours: str, word: object) -> str:
+    """A setting of ours for a message, with the value that a word of others stands for: "'action_head': 'gaussian'"."""
+    name, value = ours.rpartition(".")[2], _VALUES.get(_plain(word))
+    if value is None or name not in [each.rpartition(".")[2] for each in meant_by(word)]:
+        return repr(ours)
+    return f"{ours!r}: {value!r}"
+
+
+def _plain(word: object) -> str:
+    return str(word).lower().lstrip("-").replace("-", "_")
 
 
 def ways_to(word: object, known: Iterable[str]) -> list[str]:
@@ -134,7 +150,7 @@ def ways_to(word: object, known: Iterable[str]) -> list[str]:
         section, _, name = key.rpartition(".")
         inside = f"{{{name!r}: ...}}"
         if key in names or name in names:
-            ways.append(repr(names.get(key, names.get(name))))
+            ways.append(with_value(names.get(key, names.get(name, "")), word))
         elif section == "backbone" and "backbone" in names:
             ways.append(f"'backbone': {inside}")
         elif section == "backbone" and "policy_kwargs" in names:

@@ -24,11 +24,11 @@ from rltransformers.policies.action_leaves import (
     CategoricalAction,
     ContinuousAction,
     GaussianAction,
-    NormalAction,
     Units,
     holds_integers,
 )
 from rltransformers.policies.readouts.interface import Readout
+from rltransformers.policies.several_modes import BoxLeaf
 
 NoiseType = type[np.float32] | type[np.float64]
 
@@ -52,7 +52,7 @@ class ActionHead(nn.Module):
             are -1 and 1; None makes them deterministic: the tanh of an output, between the bounds.
         embeds: whether actions are turned into tokens.
         readout: what is added of recorded actions; None for nothing.
-        predicts_deviation: without ``log_std``, Box leaves are normal, with deviations that depend on the features.
+        box: without ``log_std``, what Box leaves are.
         units: without ``log_std``, of Box leaves by path; as for ``ContinuousAction``.
 
     Raises ConfigError for an action space with an unsupported leaf, or one that the readout cannot serve.
@@ -66,7 +66,7 @@ class ActionHead(nn.Module):
         log_std: float | None = None,
         embeds: bool = True,
         readout: Choice | None = None,
-        predicts_deviation: bool = False,
+        box: BoxLeaf = ContinuousAction,
         units: Mapping[str, Units] | None = None,
     ) -> None:
         super().__init__()
@@ -75,29 +75,24 @@ class ActionHead(nn.Module):
         self.spaces = leaf_spaces(space)
         token_width = width if embeds else None
         parts = [
-            self._leaf(leaf, token_width, log_std, predicts_deviation, (units or {}).get(path))
-            for path, leaf in self.spaces.items()
+            self._leaf(leaf, token_width, log_std, box, (units or {}).get(path)) for path, leaf in self.spaces.items()
         ]
         self.leaves = nn.ModuleList(parts)
         self.by_path: dict[str, ActionLeaf] = dict(zip(self.spaces, parts, strict=True))  # in the order of the space
         self.linear = nn.Linear(width, sum(leaf.outputs for leaf in parts))
         self.draws = sum(leaf.draws for leaf in parts)
+        self.loss_draws = sum(leaf.loss_draws for leaf in parts)
         self.countable = all(leaf.countable for leaf in parts)
         self.numbers = sum(leaf.numbers for leaf in parts)
         self.readout: Readout | None = None if readout is None else readout.build(width, parts)
 
     def _leaf(
-        self,
-        space: Space,
-        width: int | None,
-        log_std: float | None,
-        predicts_deviation: bool,
-        units: Units | None,
+        self, space: Space, width: int | None, log_std: float | None, box: BoxLeaf, units: Units | None
     ) -> ActionLeaf:
         if isinstance(space, spaces.Box):
             if log_std is not None:
                 return GaussianAction(space, log_std)
-            return (NormalAction if predicts_deviation else ContinuousAction)(space, width, units)
+            return box(space, width, units)
         if isinstance(space, spaces.MultiBinary):
             return BinaryAction(space, width)
         assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)  # check_supported has refused the rest
@@ -235,13 +230,14 @@ class ActionHead(nn.Module):
         return (["classes"] if any(countable) else []) + ([] if all(countable) else ["mean", "covariance"])
 
     def box_entropy(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
-        """Entropy of the Boxes with predicted deviations in head units, in nats, the sum over the leaves."""
+        """Entropy of the Boxes of ``dense_boxes`` in head units, in nats, the sum over the leaves."""
         parts = self.split(outputs)
-        return _total([leaf.entropy(parts[path]) for path, leaf in self.normal_leaves()])
+        return _total([leaf.entropy(parts[path]) for path, leaf in self.dense_boxes()])
 
-    def normal_leaves(self) -> list[tuple[str, NormalAction]]:
-        """Leaf paths and parts of the Boxes with predicted deviations."""
-        return [(path, leaf) for path, leaf in self.by_path.items() if isinstance(leaf, NormalAction)]
+    def dense_boxes(self) -> list[tuple[str, ContinuousAction]]:
+        """Leaf paths and parts of the Boxes with a density that the network predicts whole."""
+        leaves = ((path, leaf) for path, leaf in self.by_path.items() if isinstance(leaf, ContinuousAction))
+        return [(path, leaf) for path, leaf in leaves if leaf.has_density]
 
     def standard_deviation(self) -> Tensor | None:
         """Mean over the components of all Boxes, in head units; None where there is no Gaussian."""

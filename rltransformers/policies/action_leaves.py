@@ -40,6 +40,7 @@ class ActionLeaf(nn.Module):
     outputs: int  # numbers that the leaf reads of the head's row
     draws: int  # numbers of noise that sampling an action takes
     normal_noise = False  # whether these are standard normal, else uniform in [0, 1)
+    loss_draws = 0  # uniform numbers in [0, 1) that the loss of a recorded action takes
     numbers: int  # of an action as ``as_numbers`` writes it
     choices = 0  # entries of a mask
     countable = False  # whether actions are classes or bits
@@ -187,19 +188,13 @@ class NormalAction(ContinuousAction):
 
     def log_std(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:
         """Logarithms of the deviations in head units, within ``LOG_STD_RANGE``."""
-        low, high = LOG_STD_RANGE
-        return low + 0.5 * (high - low) * (output[..., self.components :].tanh() + 1.0)
+        return log_std_within(output[..., self.components :])
 
     def decode(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... U"] | None = None) -> Tensor:
-        """The mean, or a sample, inside the Box.
-
-        Two uniform numbers make a normal one (Box and Muller 1958), in operations that every runtime has.
-        """
+        """The mean, or a sample, inside the Box."""
         if noise is None:
             return super().decode(output)
-        one, other = noise.to(output.dtype).unflatten(-1, (2, self.components)).unbind(-2)
-        distance = (-2.0 * torch.log1p(-one.clamp(max=1.0 - 1e-7))).sqrt()  # float32 rounds numbers below 1 to 1
-        normal = distance * (2.0 * math.pi * other).cos()
+        normal = normal_numbers(noise.to(output.dtype))
         return self.inside(torch.addcmul(self.squash(output), self.log_std(output).exp(), normal))
 
     def distribution(self, output: Float[Tensor, "... O"]) -> dict[str, Tensor]:
@@ -324,10 +319,7 @@ class CategoricalAction(ActionLeaf):
         if noise is None:
             chosen = logits.argmax(-1)
         else:
-            # Class k is taken where the noise lies in [P(< k), P(<= k)). Rounded probabilities sum to nearly 1;
-            # measured in parts of their own sum, no class of probability 0 is ever taken.
-            up_to = logits.softmax(-1).cumsum(-1)
-            chosen = (up_to[..., :-1] <= noise.unsqueeze(-1) * up_to[..., -1:]).sum(-1)
+            chosen = class_at(logits, noise)
         if not self.counted_from_zero:
             chosen = chosen + self.start
         return chosen.view(*output.shape[:-1], *self.shape)
@@ -414,6 +406,31 @@ class BinaryAction(ActionLeaf):
 
     def divergences(self, output: Tensor, old: "BinaryAction", old_output: Tensor) -> dict[str, Tensor]:
         return {"classes": bernoulli_divergence(old_output, output)}
+
+
+def class_at(logits: Float[Tensor, "... N"], noise: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """The class k of which ``noise`` lies in [P(< k), P(<= k)).
+
+    Rounded probabilities sum to nearly 1; measured in parts of their own sum, no class of probability 0 is ever taken.
+    """
+    up_to = logits.softmax(-1).cumsum(-1)
+    return (up_to[..., :-1] <= noise.unsqueeze(-1) * up_to[..., -1:]).sum(-1)
+
+
+def normal_numbers(uniform: Float[Tensor, "... U"]) -> Float[Tensor, "... C"]:
+    """Standard normal numbers from twice as many uniform ones in [0, 1) (Box and Muller 1958).
+
+    In operations that every runtime has.
+    """
+    one, other = uniform.unflatten(-1, (2, -1)).unbind(-2)
+    distance = (-2.0 * torch.log1p(-one.clamp(max=1.0 - 1e-7))).sqrt()  # float32 rounds numbers below 1 to 1
+    return distance * (2.0 * math.pi * other).cos()
+
+
+def log_std_within(output: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Logarithms of deviations within ``LOG_STD_RANGE``, from any numbers."""
+    low, high = LOG_STD_RANGE
+    return low + 0.5 * (high - low) * (output.tanh() + 1.0)
 
 
 def holds_integers(space: spaces.Box) -> bool:

@@ -25,7 +25,7 @@ from rltransformers.core.values import to_tensor
 from rltransformers.functional.call import EVERY, Context
 from rltransformers.functional.windows import padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
-from rltransformers.policies.action_leaves import Units
+from rltransformers.policies.action_leaves import ContinuousAction, Units
 from rltransformers.policies.critics import TwinCritics, check_alternatives
 from rltransformers.policies.deep_losses import predicts_later
 from rltransformers.policies.encoders import Observed, observe, unbounded
@@ -40,6 +40,7 @@ from rltransformers.policies.observations import (
 from rltransformers.policies.observed import Encoding, observation_parts
 from rltransformers.policies.output import PolicyOutput
 from rltransformers.policies.returns import ReturnCondition, ReturnIn, return_embedding
+from rltransformers.policies.several_modes import BoxLeaf
 
 
 class DecisionPolicy(nn.Module):
@@ -54,8 +55,7 @@ class DecisionPolicy(nn.Module):
         predicts_return: whether a head on the observation token predicts the return-to-go, whose token then follows it
             (Zhuang et al. 2024, arXiv 2405.08740); acting fills in what nobody asks for.
         critic_width: of twin critics that stand beside the policy and judge its actions; None for no critics.
-        stochastic: whether the actions of Boxes are normal, with a predicted deviation (Zheng et al. 2022, arXiv
-            2202.05607, section 4.1).
+        box: what makes the leaf of a Box, see ``box_leaf``.
         action_units: mean and standard deviation of the actions of Boxes by path, the units of components without
             bounds; None leaves these as they are.
         return_scale: return-to-go is divided by this before it becomes a token.
@@ -85,7 +85,7 @@ class DecisionPolicy(nn.Module):
         return_in: ReturnIn = "sequence",
         predicts_return: bool = False,
         critic_width: int | None = None,
-        stochastic: bool = False,
+        box: BoxLeaf = ContinuousAction,
         action_units: Mapping[str, Units] | None = None,
         advantage_bins: int | None = None,
     ) -> None:
@@ -103,14 +103,7 @@ class DecisionPolicy(nn.Module):
         encoder = encoder or Encoding()
         self.encoder, self.elements = observation_parts(read, backbone, encoder)
         self.task = task_leaf(observation_space, backbone.tasks)
-        self.head = ActionHead(
-            action_space, self.width, readout=readout, predicts_deviation=stochastic, units=action_units
-        )
-        if stochastic and not self.head.normal_leaves():
-            raise ConfigError(
-                f"stochastic draws the actions of a Box around their mean, and the action space {action_space} has no"
-                " Box: its actions are drawn already; leave stochastic out"
-            )
+        self.head = ActionHead(action_space, self.width, readout=readout, box=box, units=action_units)
         self.tables = Tables(self, self.backbone.table_sources(), self.backbone.tables)
         self.machine_code: Callable[..., Any] | None = None  # a Decider's decision, or None where it cannot
         later = predicts_later(self.backbone)

@@ -22,15 +22,17 @@ class PolicyOutput:
     Attributes:
         action: what the environment takes: Boxes clipped.
         log_prob: logarithm of the probability of the action, the sum over its leaves, before Boxes are clipped; of a
-            Box the density in the units in which the policy learns. None for a Box without a deviation.
-        entropy: of the distribution in nats, in the same units; None for squashed Boxes, of ``GTrXLSAC``.
+            Box the density in the units in which the policy learns. None for a Box without a density.
+        entropy: of the distribution in nats, in the same units, of a mixture a bound from below; None for squashed
+            Boxes, of ``GTrXLSAC``.
         value: what the policy expects to earn from here on, in the units of the rewards it learned from. Of
             ``GTrXLDQN`` the value of the best action; of ``GTrXLSAC`` what the lowest critic says of the policy, whose
             Boxes take their most likely action; of a Decision Transformer what the lower of its critics says of the
             action, None without critics.
         probabilities: of Discrete the probability of every class [n], of MultiDiscrete those of all components side by
             side [sum of nvec], of MultiBinary of a 1 in every bit. An action that a mask forbids has 0.
-        mean, deviation: of Boxes, in the units of the environment, before they are clipped.
+        mean, deviation: of Boxes, in the units of the environment, before they are clipped; of a mixture those of the
+            whole distribution, None for a flow.
         q_values: of ``GTrXLDQN``, the value of every action [n]; -inf where a mask forbids it.
         state: memory after the last step, of ``evaluate_actions`` of online policies: pass it to the next call, or to
             ``predict``.

@@ -27,6 +27,7 @@ from rltransformers.policies.action_leaves import (
     ContinuousAction,
     Units,
 )
+from rltransformers.policies.several_modes import BoxLeaf
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Of deviations before the tanh, as in Stable-Baselines3."""
@@ -118,11 +119,11 @@ class SoftHead(ActionHead):
         self.boxes, self.box_numbers = boxes, sum(leaf.components for leaf in boxes.values())
 
     def _leaf(
-        self, space: Space, width: int | None, log_std: float | None, predicts_deviation: bool, units: Units | None
+        self, space: Space, width: int | None, log_std: float | None, box: BoxLeaf, units: Units | None
     ) -> ActionLeaf:
         if isinstance(space, spaces.Box):
             return SquashedAction(space)
-        return super()._leaf(space, width, log_std, predicts_deviation, units)
+        return super()._leaf(space, width, log_std, box, units)
 
     def drawn(self, outputs: Float[Tensor, "... O"], noise: Float[Tensor, "... A"] | None = None) -> Drawn:
         """A sample of the Boxes by their noise, or without noise the most likely one, and all else exactly."""

@@ -57,7 +57,7 @@ MAKERS: dict[str, Callable[[], Agent]] = {
     "dqn": lambda: online(GTrXLDQN),
     "dqn, its own scale of rewards": lambda: online(GTrXLDQN, normalized=False),
     "dt": offline,
-    "dt, a Box of actions": lambda: offline("Pendulum-v1", stochastic=True),
+    "dt, a Box of actions": lambda: offline("Pendulum-v1", action_head="gaussian"),
     "bc": lambda: offline(mode="bc", seed=1),
     "dt, return head": lambda: offline(return_head="expectile", seed=4),
     "dt, delayed": lambda: offline(delayed_reward=True, acting_mode="banded"),
@@ -76,7 +76,7 @@ def agent(request: pytest.FixtureRequest) -> Agent:
         (lambda: online(GTrXLDQN, reads=False), "CartPole-v1"),
         (lambda: online(environment="Pendulum-v1", reads=False), "Pendulum-v1"),
         (lambda: offline(), "CartPole-v1"),
-        (lambda: offline("Pendulum-v1", stochastic=True), "Pendulum-v1"),
+        (lambda: offline("Pendulum-v1", action_head="gaussian"), "Pendulum-v1"),
     ],
 )
 def test_sampled_evaluations_do_not_depend_on_the_number_of_environments(make: Callable[[], Any], name: str) -> None:

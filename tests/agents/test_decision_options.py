@@ -25,9 +25,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qt": {"critic": "qt", "critic_kwargs": {"width": 16, "candidates": 4}},
     "qt, condition": {"critic": "qt", "critic_kwargs": {"width": 16, "candidates": 3}, "return_in": "condition"},
     "qcs, head": {"return_head": "expectile", "critic": "qcs", "critic_kwargs": {"width": 16, "alignment": 0.5}},
-    "stochastic": {"stochastic": True},
-    "stochastic, qt, condition": {
-        "stochastic": True, "critic": "qt", "critic_kwargs": {"width": 16, "candidates": 3}, "return_in": "condition"
+    "gaussian": {"action_head": "gaussian"},
+    "mixture": {"action_head": "mixture", "action_head_kwargs": {"components": 3}},
+    "flow, head": {"action_head": "flow", "action_head_kwargs": {"steps": 4, "width": 8}, "return_head": "expectile"},
+    "gaussian, qt, condition": {
+        "action_head": "gaussian", "return_in": "condition",
+        "critic": "qt", "critic_kwargs": {"width": 16, "candidates": 3},
     },
     "qt, bc": {"critic": "qt", "critic_kwargs": {"width": 16}, "mode": "bc"},
 }  # fmt: skip
@@ -72,8 +75,8 @@ def _tensors(value: Any) -> list[Tensor]:
 @pytest.mark.parametrize("kind", OPTIONS)
 @pytest.mark.parametrize("action", ["discrete", "mixed"])
 def test_every_kind_of_action_trains_and_acts(kind: str, action: str) -> None:
-    if action == "discrete" and OPTIONS[kind].get("stochastic"):
-        with pytest.raises(ConfigError, match="has no Box: its actions are drawn already; leave stochastic out"):
+    if action == "discrete" and OPTIONS[kind].get("action_head"):
+        with pytest.raises(ConfigError, match="has no Box: its actions are drawn already; leave action_head out"):
             make(record(6, action=action), **OPTIONS[kind])
         return
     model = make(record(6, action=action), **OPTIONS[kind]).learn(2)
@@ -371,7 +374,9 @@ def test_a_file_acts_as_predict_does(data: Trajectories, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["head, condition", pytest.param("stochastic", marks=pytest.mark.third_party)])
+@pytest.mark.parametrize(
+    "kind", ["head, condition", "flow, head", pytest.param("mixture", marks=pytest.mark.third_party)]
+)
 def test_options_can_be_written_to_files(data: Trajectories, tmp_path: Path, kind: str) -> None:
     from tests.agents.test_export import assert_files_equal_eager
 
@@ -455,3 +460,83 @@ def test_readouts_and_exits_work_with_returns_read_and_predicted_elsewhere(
 def test_a_critic_of_windows_of_one_step_is_refused(data: Trajectories, critic: str) -> None:
     with pytest.raises(ConfigError, match="value of the next step, and context_length is 1; set it to at least 2"):
         make(data, critic=critic, context_length=1)
+
+
+# ------------------------------------------------------------------------------------------------- heads of a Box
+
+
+@pytest.mark.parametrize(("stochastic", "head"), [(True, "gaussian"), (False, "deterministic")])
+def test_a_model_saved_with_stochastic_loads(data: Trajectories, tmp_path: Path, stochastic: bool, head: Any) -> None:
+    model = make(data, action_head=head).learn(1)
+    model.save(tmp_path / "new")
+    saved = load_checkpoint(tmp_path / "new", "DecisionTransformer")
+    settings = {key: value for key, value in saved.settings["settings"].items() if not key.startswith("action_head")}
+    before = {**saved.settings, "settings": settings | {"stochastic": stochastic}}
+    save_checkpoint(tmp_path / "old", saved.kind, before, saved.tensors)
+    loaded = DecisionTransformer.load(tmp_path / "old", device="cpu")
+    assert loaded.settings == model.settings
+    observation = np.zeros((1, 2), np.float32)
+    assert np.array_equal(
+        loaded.predict(observation, deterministic=True)[0], model.predict(observation, deterministic=True)[0]
+    )
+
+
+def test_stochastic_is_refused_with_the_line_to_write(data: Trajectories) -> None:
+    with pytest.raises(TypeError, match="no argument 'stochastic'; did you mean 'action_head': 'gaussian'"):
+        make(data, stochastic=True)
+
+
+@pytest.mark.parametrize("mode", ["refresh", "banded"])
+@pytest.mark.parametrize("kind", ["mixture", "flow, head"])
+def test_the_same_noise_gives_the_same_action_cached_recomputed_and_in_a_file(
+    data: Trajectories, kind: str, mode: Any
+) -> None:
+    model = make(data, learning_rate=1e-2, **OPTIONS[kind]).learn(20)
+    deciders = [model.decider(mode), model.decider("recompute")]
+    step = DecisionInFile(deciders[0], model.summary.best_return).eval()
+    inputs, state = step.examples(2)
+    states, generator = [each.initial_state(2) for each in deciders], np.random.default_rng(3)
+    target = torch.full((2,), torch.nan if model.settings.return_head else 1.5, dtype=torch.float64)
+    found = []
+    for time in range(4):  # the first steps, in which all ways to act see the same
+        given = {
+            "observation": torch.tensor(generator.normal(size=(2, 2)), dtype=torch.float32),
+            "start": torch.tensor([time == 0] * 2),
+            "reward": torch.tensor(generator.normal(size=2)),
+            "target_return": target,
+            "noise": torch.tensor(generator.random((2, model.policy.head.draws))),
+            "greedy": torch.zeros(2, dtype=torch.bool),
+        }
+        outputs, state = step({name: given[name] for name in inputs}, state)
+        for index, each in enumerate(deciders):
+            rest: dict[str, Any] = {name: given[name] for name in ("start", "reward", "target_return", "noise")}
+            actions, states[index] = each.act({"": given["observation"]}, states[index], **rest)
+            torch.testing.assert_close(actions[""], outputs["action"], atol=1e-5, rtol=0.0)
+        found.append(outputs["action"])
+    assert float(torch.cat(found).detach().std()) > 0.05  # noise counts
+
+
+@pytest.mark.parametrize("head", ["mixture", "flow"])
+def test_heads_with_several_modes_refuse_what_needs_one(data: Trajectories, head: Any) -> None:
+    with pytest.raises(ConfigError, match="take action_head 'gaussian', or leave critic out"):
+        make(data, action_head=head, critic="qt")
+    with pytest.raises(ConfigError, match="has a distribution there; leave one of the two out"):
+        make(data, action_head=head, policy_kwargs={**TINY, "readout": "spalm"})
+
+
+def test_a_mixture_learns_online_and_a_flow_says_what_does(data: Trajectories) -> None:
+    mixture = make(data, action_head="mixture").learn_online("test/Drift-v0", 9, updates_per_episode=2)
+    assert mixture.online_timesteps >= 9 and mixture._entropy is not None
+    with pytest.raises(ConfigError, match="'flow' has neither entropy nor density; make the model with"):
+        make(data, action_head="flow").learn_online("test/Drift-v0", 9)
+
+
+def test_the_loss_of_a_flow_is_the_same_until_the_next_update(data: Trajectories) -> None:
+    model = make(data, action_head="flow")
+    assert model._sampler is not None
+    batch = model._sampler.sample(6, torch.Generator().manual_seed(4))
+    first = model.loss(batch)
+    torch.rand(7)
+    assert torch.equal(model.loss(batch), first)
+    model.num_timesteps += 1
+    assert not torch.equal(model.loss(batch), first)

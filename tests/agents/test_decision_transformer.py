@@ -149,8 +149,11 @@ def make(dataset: Any, **settings: Any) -> DecisionTransformer:
     return DecisionTransformer("DTPolicy", dataset, **{**values, **settings})
 
 
-@pytest.mark.parametrize(("second", "stochastic"), [("fixed", True), ("unbounded", False), ("half bounded", True)])
-def test_a_component_without_a_range_does_not_drown_the_others(second: str, stochastic: bool) -> None:
+@pytest.mark.parametrize(
+    ("second", "head"),
+    [("fixed", "gaussian"), ("unbounded", "deterministic"), ("half bounded", "gaussian"), ("fixed", "mixture")],
+)
+def test_a_component_without_a_range_does_not_drown_the_others(second: str, head: Any) -> None:
     random = np.random.default_rng(0)
     seen = random.normal(size=(40, 21, 1)).astype(np.float32)
     first, other = np.tanh(2.0 * seen), random.normal(1000.0, 100.0, seen.shape).astype(np.float32)
@@ -164,7 +167,7 @@ def test_a_component_without_a_range_does_not_drown_the_others(second: str, stoc
     data = load_trajectories(episodes, observation_space=spaces.Box(-9, 9, (1,)), action_space=box)
     backbone = {"width": 16, "layers": 1, "heads": 1, "dropout": 0.0}
     settings: dict[str, Any] = {"policy_kwargs": {"backbone": backbone}, "mode": "bc", "batch_size": 64}
-    model = make(data, context_length=1, learning_rate=1e-2, stochastic=stochastic, **settings).learn(250)
+    model = make(data, context_length=1, learning_rate=1e-2, action_head=head, **settings).learn(250)
     observation = np.linspace(-2, 2, 9, dtype=np.float32)[:, None]
     action, _ = model.predict(observation, deterministic=True)
     assert np.abs(action[:, :1] - np.tanh(2.0 * observation)).mean() < 0.2  # 0.7 for an action that never moves

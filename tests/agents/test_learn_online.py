@@ -45,7 +45,7 @@ def data() -> Trajectories:
 
 
 def stochastic(data: Trajectories, **settings: Any) -> DecisionTransformer:
-    return make(data, learning_rate=1e-2, stochastic=True, **settings)
+    return make(data, learning_rate=1e-2, action_head="gaussian", **settings)
 
 
 class Stop(BaseCallback):
@@ -240,7 +240,7 @@ def test_the_loss_gains_the_entropy_at_its_temperature(data: Trajectories) -> No
     assert model._sampler is not None and model._entropy is not None
     batch = model._sampler.sample(8, torch.Generator().manual_seed(0))
     outputs = model.policy(batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid)
-    ((_, leaf),) = model.policy.head.normal_leaves()
+    ((_, leaf),) = model.policy.head.dense_boxes()
     mean, log_std = outputs.chunk(2, -1)
     deviation = (-5.0 + 3.5 * (log_std.tanh() + 1.0)).exp()
     normal = torch.distributions.Normal(mean.tanh(), deviation)
@@ -299,7 +299,7 @@ def test_it_improves_on_what_it_was_taught() -> None:
         "seed": 5,
         "policy_kwargs": {"backbone": {**TINY["backbone"], "layers": 1}},
     }
-    model = make(data, stochastic=True, **settings).learn(150)
+    model = make(data, action_head="gaussian", **settings).learn(150)
     before = model.evaluate("test/Aim-v0", episodes=50)[0].mean
     model.learn_online("test/Aim-v0", 400, updates_per_episode=8, num_envs=4, replay_episodes=100)
     after = model.evaluate("test/Aim-v0", episodes=50)[0].mean
@@ -330,7 +330,7 @@ def test_what_is_learned_online_is_logged(data: Trajectories, tmp_path: Path) ->
 
 
 def test_what_cannot_learn_online_says_why(data: Trajectories, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"one action of the Box for every state.*stochastic=True"):
+    with pytest.raises(ConfigError, match=r"one action of the Box for every state.*action_head='gaussian'"):
         make(data).learn_online(DRIFT, 1)
     with pytest.raises(ConfigError, match=r"Box 'go' for every state"):
         make(record(3, action="mixed")).learn_online(DRIFT, 1)
@@ -368,7 +368,7 @@ def test_data_with_guessed_spaces_are_joined_by_what_is_played(data: Trajectorie
         }
         for each in episodes
     ]
-    model = make(told, stochastic=True)
+    model = make(told, action_head="gaussian")
     env = Drift()
     assert model.observation_space != env.observation_space and model.action_space != env.action_space
     model.learn_online(DRIFT, 20, updates_per_episode=1)
@@ -376,11 +376,13 @@ def test_data_with_guessed_spaces_are_joined_by_what_is_played(data: Trajectorie
     assert model._replay.data.observation_space == model.observation_space
 
 
-@pytest.mark.parametrize("options", [{"exploration_noise": 0.3}, {}], ids=["noise", "stochastic"])
+@pytest.mark.parametrize("options", [{"exploration_noise": 0.3}, {}], ids=["noise", "gaussian"])
 def test_an_environment_with_narrower_bounds_gets_and_the_policy_remembers_clipped_actions(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make(wide_data(), stochastic=not options, learning_rate=1e-2, warmup_steps=0).learn(60)
+    model = make(
+        wide_data(), action_head="deterministic" if options else "gaussian", learning_rate=1e-2, warmup_steps=0
+    ).learn(60)
     env, seen = Narrow(), looking_back(monkeypatch)
     model.learn_online(env, 8, updates_per_episode=1, **options)
     assert model._replay is not None

@@ -74,7 +74,7 @@ ONLINE: dict[str, Callable[[], Any]] = {
 }
 OFFLINE: dict[str, Callable[[], Any]] = {
     "dt": lambda: offline(COUNTED),
-    "dt, a Box with a deviation": lambda: offline(NESTED, stochastic=True),
+    "dt, a Box with a deviation": lambda: offline(NESTED, action_head="gaussian"),
     "dt, critics": lambda: offline(spaces.Box(-1.0, 3.0, (2,)), critic="qt"),
     "bc": lambda: offline(spaces.Discrete(3), mode="bc"),
 }

@@ -372,8 +372,9 @@ def normal_head() -> tuple[ActionHead, NormalAction, Tensor]:
     """A head over bounded and unbounded components, its leaf, and some outputs."""
     torch.manual_seed(3)
     space = spaces.Box(np.array([-2.0, 0.0, -np.inf]), np.array([2.0, 0.5, np.inf]), dtype=np.float64)
-    head = ActionHead(space, 6, predicts_deviation=True).double()
-    ((_, leaf),) = head.normal_leaves()
+    head = ActionHead(space, 6, box=NormalAction).double()
+    ((_, leaf),) = head.dense_boxes()
+    assert isinstance(leaf, NormalAction)
     return head, leaf, torch.randn(5, 2 * leaf.components, dtype=torch.float64)
 
 

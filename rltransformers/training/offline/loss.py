@@ -14,10 +14,11 @@ from rltransformers.algorithms.decision import expectile_loss, step_losses
 from rltransformers.backbone import Record
 from rltransformers.core.checkpoint import check_tensor, restore_optimizer, restore_weights
 from rltransformers.core.ranges import check
+from rltransformers.core.seeding import step_seed
 from rltransformers.core.world import Sharing
 from rltransformers.data import ContextBatch
 from rltransformers.functional.modules import approach
-from rltransformers.policies.action_heads import blank_invalid
+from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.deep_losses import Targets, shifted, tell_deep_losses
 from rltransformers.training.offline.data import DataSummary
@@ -169,6 +170,21 @@ class EntropyBound:
         restore_optimizer(self.optimizer, stored["optimizer"], "entropy.optimizer")
 
 
+def loss_numbers(
+    head: ActionHead, batch: ContextBatch, rows: int, part: slice, seed: int, step: int
+) -> tuple[Float[Tensor, " B"], Float[Tensor, "B K L"] | None]:
+    """``chances`` and ``noise`` of ``decision_loss`` in the update after ``step``: the ``part`` of those of ``rows``.
+
+    They depend on seed, step and place alone: a resumed run and one of several processes draw the same.
+    """
+    shift, own = (torch.Generator().manual_seed(step_seed(seed, step, name)) for name in ("shift", "head"))
+    chances = torch.rand(rows, generator=shift)[part]
+    if not head.loss_draws:
+        return chances, None
+    noise = torch.rand(batch.valid.shape[1], rows, head.loss_draws, generator=own)  # more padding draws the same
+    return chances, noise[:, part].transpose(0, 1).to(batch.valid.device)
+
+
 def decision_loss(
     policy: DecisionPolicy,
     batch: ContextBatch,
@@ -177,6 +193,7 @@ def decision_loss(
     critic: CriticLearner | None,
     entropy: EntropyBound | None,
     chances: Float[Tensor, " B"],
+    noise: Float[Tensor, "B K L"] | None,
     sharing: Sharing,
     progress: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -185,6 +202,7 @@ def decision_loss(
     Args:
         expectile: of the predicted returns, where there is a head for them.
         chances: uniform in [0, 1), what the critic's term draws.
+        noise: uniform in [0, 1), what the loss of actions draws, see ``step_losses``.
         sharing: the processes of which each has a part of the batch; the loss is that of the whole batch.
         progress: share of the training that is over, 0 to 1.
     """
@@ -193,7 +211,7 @@ def decision_loss(
     )
     outputs = policy.masked(policy.outputs(features, batch.episode), batch.observations)
     actions = blank_invalid(policy.head.spaces, batch.actions, batch.valid)
-    loss = sharing.mean(step_losses(policy.head, outputs, actions), batch.valid)
+    loss = sharing.mean(step_losses(policy.head, outputs, actions, noise), batch.valid)
     metrics: dict[str, Tensor] = {}
     if predicted is not None or critic is not None or entropy is not None:
         metrics["train/action_loss"] = loss.detach()
@@ -208,7 +226,7 @@ def decision_loss(
         term, of_critic = critic.term(policy, batch, outputs, chances, sharing)
         loss, metrics = loss + term, metrics | of_critic
     if record.streams:
-        tell_deep_losses(policy.backbone, record, deep_targets(policy, batch, actions), progress)
+        tell_deep_losses(policy.backbone, record, deep_targets(policy, batch, actions, noise), progress)
     # Means over steps, most of them: each part counts as many of the valid steps as it holds.
     share = 1.0 if sharing.is_single else batch.valid.sum() / sharing.sum(batch.valid.sum())
     losses = {name: sharing.sum(share * value) for name, value in record.losses.items()}
@@ -217,18 +235,20 @@ def decision_loss(
     return loss, metrics | {f"train/{name}_loss": value.detach() for name, value in losses.items()}
 
 
-def deep_targets(policy: DecisionPolicy, batch: ContextBatch, actions: Mapping[str, Tensor]) -> Targets:
+def deep_targets(
+    policy: DecisionPolicy, batch: ContextBatch, actions: Mapping[str, Tensor], noise: Tensor | None
+) -> Targets:
     """Predictions of features behind inner layers: the recorded actions, as the policy does, and those after them."""
     head, later_net, later = policy.head, policy.later_net, shifted(actions)
     asked = policy.scaled(torch.where(batch.valid, batch.return_to_go, 0.0))
 
     def next_one(features: Tensor) -> Tensor:
         assert later_net is not None
-        return step_losses(head, later_net(policy.conditioned(features, asked)), later)
+        return step_losses(head, later_net(policy.conditioned(features, asked)), later, noise)
 
     return Targets(
         now=lambda features: step_losses(
-            head, policy.masked(head(policy.conditioned(features, asked)), batch.observations), actions
+            head, policy.masked(head(policy.conditioned(features, asked)), batch.observations), actions, noise
         ),
         later=None if later_net is None else next_one,
         counts=batch.valid,

@@ -26,7 +26,7 @@ from rltransformers.data.load import in_spaces
 from rltransformers.data.recorder import record
 from rltransformers.envs.make import WrapperConfig, WrapperFunction
 from rltransformers.policies.action_heads import ActionHead
-from rltransformers.policies.action_leaves import ContinuousAction, NormalAction
+from rltransformers.policies.action_leaves import ContinuousAction
 from rltransformers.policies.decider import ActingState, Decider
 from rltransformers.policies.returns import finite_targets
 from rltransformers.training.interval_log import IntervalLog
@@ -78,9 +78,7 @@ class Exploring:
 def point_leaves(head: ActionHead) -> list[tuple[str, ContinuousAction]]:
     """Leaf paths and parts of the Boxes that have one action for every state."""
     return [
-        (path, leaf)
-        for path, leaf in head.by_path.items()
-        if isinstance(leaf, ContinuousAction) and not isinstance(leaf, NormalAction)
+        (path, leaf) for path, leaf in head.by_path.items() if isinstance(leaf, ContinuousAction) and not leaf.draws
     ]
 
 
@@ -93,7 +91,12 @@ def check_explores(head: ActionHead, settings: Settings, noise: float) -> None:
         place = f" {paths[0]!r}" if paths[0] else ""
         raise ConfigError(
             f"the policy has one action of the Box{place} for every state, so it would try nothing out; make the model"
-            " with stochastic=True, or set exploration_noise (0.1 is usual)"
+            " with action_head='gaussian' or 'mixture', or set exploration_noise (0.1 is usual)"
+        )
+    if settings.action_head == "flow":
+        raise ConfigError(
+            "learn_online keeps actions apart by a bound on their entropy, and action_head 'flow' has neither entropy"
+            " nor density; make the model with action_head='mixture' or 'gaussian'"
         )
     if noise > 0 and not paths:
         raise ConfigError(
@@ -162,8 +165,8 @@ class OnlineLearner(OfflineAgent):
             env: as for ``evaluate``.
             exploration_return: what episodes are asked for, in reward units; None asks for the best return of the
                 dataset and as much again as its returns differ by, or with a return head for what that predicts.
-            exploration_noise: deviation of normal noise that is added to the one action of a Box (without
-                ``stochastic``), in units where its bounds are -1 and 1.
+            exploration_noise: deviation of normal noise that is added to the one action of a Box (``action_head``
+                "deterministic"), in units where its bounds are -1 and 1.
             replay_episodes: episodes of the replay; the oldest make room for new ones.
             updates_per_episode: updates after every episode.
             num_envs: episodes that are played at the same time.

@@ -1,7 +1,7 @@
 """Settings of the Decision Transformer: their ranges, and the backbone that goes with them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypedDict
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -14,6 +14,7 @@ from rltransformers.policies.decider import ActingMode
 from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.returns import ReturnIn
+from rltransformers.policies.several_modes import ActionHeadName, ActionHeadOptions
 from rltransformers.policies.steps import Acting
 
 Mode = Literal["dt", "bc"]
@@ -113,7 +114,8 @@ class Settings:
     return_in: ReturnIn = "sequence"
     critic: CriticName | None = None
     critic_options: CriticOptions | None = None
-    stochastic: bool = False
+    action_head: ActionHeadName = "deterministic"
+    action_head_options: ActionHeadOptions = field(default_factory=ActionHeadOptions)
     validation: Share = 0.0
 
     def __post_init__(self) -> None:
@@ -133,6 +135,11 @@ class Settings:
             raise ConfigError("expectile has no effect without a return_head; set return_head to 'expectile'")
         if self.mode == "bc" and self.return_in != "sequence":
             raise ConfigError(f"mode 'bc' has no returns, so return_in {self.return_in!r} has no effect; leave it out")
+        if self.critic is not None and self.action_head in ("mixture", "flow"):
+            raise ConfigError(
+                f"critic {self.critic!r} values one action of a Box for every state, and action_head"
+                f" {self.action_head!r} has several; take action_head 'gaussian', or leave critic out"
+            )
         options = self.critic_options
         if (self.critic is None) != (options is None):
             raise ConfigError("critic_kwargs have no effect without a critic; set critic to 'qcs' or 'qt'")
@@ -171,17 +178,17 @@ def backbone_config(
 
 
 def readout_choice(policy_kwargs: PolicySettings, settings: Settings) -> Choice | None:
-    """The readout of recorded actions for the head, or None; ConfigError beside a critic or a stochastic policy."""
+    """The readout of recorded actions for the head, or None; ConfigError beside a critic or another ``action_head``."""
     readout = read_readout(policy_kwargs.get("readout"), "policy_kwargs.readout")
     if readout is not None and settings.critic is not None:
         raise ConfigError(
             f"critic {settings.critic!r} values the actions of an averaged policy, and the store of readout"
             f" {readout.name!r} holds features of another one; leave one of the two out"
         )
-    if readout is not None and settings.stochastic:
+    if readout is not None and settings.action_head != "deterministic":
         raise ConfigError(
-            f"readout {readout.name!r} adds recorded actions to one action of a Box, and stochastic has a distribution"
-            " there; leave one of the two out"
+            f"readout {readout.name!r} adds recorded actions to one action of a Box, and action_head"
+            f" {settings.action_head!r} has a distribution there; leave one of the two out"
         )
     return readout
 

@@ -47,6 +47,7 @@ from rltransformers.policies.observations import StateWatch
 from rltransformers.policies.observed import Encoding, read_observation
 from rltransformers.policies.own_policies import decay_groups
 from rltransformers.policies.readouts.catalogue import read_readout
+from rltransformers.policies.several_modes import ActionHeadOptions, box_leaf
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting, DecisionMachine
 from rltransformers.policies.stored_size import check_stored_size
@@ -119,14 +120,14 @@ class StoredDecisionTransformer:
                 return_in=settings.return_in,
                 predicts_return=settings.return_head is not None,
                 critic_width=None if settings.critic_options is None else settings.critic_options.width,
-                stochastic=settings.stochastic,
+                box=box_leaf(settings.action_head, settings.action_head_options, spaces[1]),
                 action_units=summary.action_units,
             ).to(device)
         self.policy.eval()
         self._online, self._replay = OnlineCounts(), cast(EpisodeReplay | None, None)
         self._held_out: HeldOut | None = None
-        normal = self.policy.head.normal_leaves()
-        self._entropy = EntropyBound(sum(leaf.components for _, leaf in normal), device) if normal else None
+        dense = self.policy.head.dense_boxes()
+        self._entropy = EntropyBound(sum(leaf.components for _, leaf in dense), device) if dense else None
         self._critic: CriticLearner | None = None
         if settings.critic is not None and settings.critic_options is not None:
             self._critic = CriticLearner(self.policy, settings.critic, settings.critic_options, summary)
@@ -411,10 +412,15 @@ class StoredDecisionTransformer:
         stored, weights = saved.settings, check(saved.tensors["policy"], Mapping[str, Any], "policy")
         spaces = (space_from_json(stored["observation_space"]), space_from_json(stored["action_space"]))
         values = dict(check(stored["settings"], Mapping[str, Any], "settings"))
+        if "stochastic" in values:  # files from before action_head
+            normal = check(values.pop("stochastic"), bool, "stochastic")
+            values |= {"action_head": "gaussian" if normal else "deterministic", "action_head_options": {}}
         values = {field.name: values.pop(field.name) for field in fields(Settings)} | values  # all of them, no other
         if values["critic_options"] is not None:
             options = check(values["critic_options"], Mapping[str, Any], "critic_options")
             values["critic_options"] = CriticOptions.read(options)
+        options = check(values["action_head_options"], Mapping[str, Any], "action_head_options")
+        values["action_head_options"] = ActionHeadOptions(**options)
         settings = replace(Settings(**values), **replaced)
         backbone = BackboneConfig.from_dict(stored["backbone"])
         check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)

@@ -19,6 +19,7 @@ from rltransformers.data import ContextSampler
 from rltransformers.policies.action_heads import blank_invalid
 from rltransformers.policies.action_leaves import ActionLeaf, BinaryAction, BoxAction, CategoricalAction, NormalAction
 from rltransformers.policies.decision_network import DecisionPolicy
+from rltransformers.policies.several_modes import MixtureAction
 from rltransformers.training.offline.one_step import OneStep, decode
 
 INTERVALS = {50: 0.674489750196082, 90: 1.6448536269514722}
@@ -58,7 +59,7 @@ class ValidationResult:
             environment.
         errors: of every component of the action.
         calibration: by name, with the path of the leaf behind it where there are several: "coverage_50" and
-            "coverage_90", shares of the recorded actions in the central 50 % and 90 % of a ``stochastic`` Box;
+            "coverage_90", shares of the recorded actions in the central 50 % and 90 % of a Box with a density;
             "calibration_error" of classes and bits, the mean difference between the probability of the most probable
             one and how often it was taken.
     """
@@ -136,6 +137,9 @@ class _Sums:
         if isinstance(leaf, NormalAction):
             distance = (leaf.as_numbers(taken) - leaf.squash(output)).abs() / leaf.log_std(output).exp()
             self.inside += torch.stack([(distance <= each).double().mean(1).sum() for each in INTERVALS.values()])
+        elif isinstance(leaf, MixtureAction):
+            off = (2.0 * leaf.cumulative(output, taken) - 1.0).abs()
+            self.inside += torch.stack([(off <= percent / 100).double().mean(1).sum() for percent in INTERVALS])
         elif isinstance(leaf, CategoricalAction | BinaryAction):
             if isinstance(leaf, CategoricalAction):
                 likely = leaf.logits(output).softmax(-1).amax(-1)
@@ -154,7 +158,7 @@ class _Sums:
 
     def calibration(self, path: str, steps: int) -> dict[str, float]:
         end = f"_{_name(path)}" if path else ""
-        if isinstance(self.leaf, NormalAction):
+        if isinstance(self.leaf, NormalAction | MixtureAction):
             shares = (self.inside / steps).tolist()
             return {f"coverage_{percent}{end}": share for percent, share in zip(INTERVALS, shares, strict=True)}
         if isinstance(self.leaf, BoxAction):
@@ -191,11 +195,13 @@ def validate(
     data, sums = sampler.trajectories, {path: _Sums(leaf) for path, leaf in policy.head.by_path.items()}
     windows, wanted = sampler.windows_over(torch.arange(len(data), device=sampler.device))
     total, trains = 0.0, policy.training
+    generator = torch.Generator().manual_seed(0)  # the same noise at every evaluation
     policy.eval()
     for part in torch.arange(len(windows), device=sampler.device).split(batch_size):
         batch, rows = sampler.window(windows[part]).to(device), wanted[part].to(device)
         outputs = policy(batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid)
-        losses = step_losses(head, outputs, blank_invalid(head.spaces, batch.actions, batch.valid))
+        noise = torch.rand(*batch.valid.shape, head.loss_draws, generator=generator).to(device)
+        losses = step_losses(head, outputs, blank_invalid(head.spaces, batch.actions, batch.valid), noise)
         total += float(losses[rows].double().sum())
         observations = {path: leaf[rows] for path, leaf in batch.observations.items()}
         linear = one_step.predict(observations).to(outputs)

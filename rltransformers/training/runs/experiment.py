@@ -180,7 +180,7 @@ class OnlineConfig:
     Attributes:
         timesteps: of the environment; the episode that reaches them is played to its end.
         exploration_return: what episodes are asked for; null: beyond the best return of the dataset.
-        exploration_noise: deviation of what is added to actions of a Box that are not drawn (algorithm.stochastic), in
+        exploration_noise: deviation of what is added to actions of a Box that are not drawn (algorithm.action_head), in
             units where its bounds are -1 and 1.
         replay_episodes: episodes that are learned from, at first the best ones of the dataset; the oldest make room.
         updates_per_episode: gradient steps after every episode.

@@ -15,6 +15,7 @@ from rltransformers.agents import DecisionTransformer
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.spaces import stack_members
 from rltransformers.data import ContextSampler, Trajectories
+from rltransformers.policies.several_modes import MixtureAction
 from rltransformers.training.offline.evaluation_callback import EvaluationCallback
 from rltransformers.training.offline.one_step import CLASSES, LARGEST_LEAF, OneStep
 from rltransformers.training.offline.validation import BINS, ValidationResult
@@ -25,7 +26,8 @@ BOX = spaces.Box(np.array([-2, 1], np.float32), np.array([2, 7], np.float32))
 SPACES: dict[str, Any] = {
     "discrete": spaces.Discrete(3, start=4),
     "box": BOX,
-    "stochastic": BOX,
+    "gaussian": BOX,
+    "mixture": BOX,
     "nested": spaces.Dict(
         {"arm": BOX, "keys": spaces.MultiBinary(2), "mode": spaces.MultiDiscrete([3, 2]), "go": spaces.Discrete(2)}
     ),
@@ -52,12 +54,13 @@ def episodes(kind: str, lengths: tuple[int, ...] = LENGTHS) -> Trajectories:
 
 
 def make(kind: str, data: Trajectories, **settings: Any) -> DecisionTransformer:
-    options = {
+    options: dict[str, Any] = {
         "context_length": 5,
         "batch_size": 4,
         "learning_rate": 1e-2,
         "warmup_steps": 3,
-        "stochastic": kind == "stochastic",
+        "action_head": kind if kind in ("gaussian", "mixture") else "deterministic",
+        "action_head_kwargs": {"components": 1} if kind == "mixture" else None,
     }
     return DecisionTransformer(
         "DTPolicy", data, policy_kwargs={"backbone": SMALL}, seed=3, **(options | {"validation": 0.3} | settings)
@@ -116,16 +119,16 @@ def test_the_seed_chooses_which_episodes_are_held_out() -> None:
 
 def test_training_with_held_out_episodes_equals_training_without_them() -> None:
     """Validation changes nothing but the data; at 0 these are all of them, as without the setting."""
-    data = episodes("stochastic")
-    held = make("stochastic", data)
+    data = episodes("gaussian")
+    held = make("gaussian", data)
     others = np.setdiff1d(np.arange(len(data)), held.held_out.episodes.numpy())
-    plain = make("stochastic", data.select(others), validation=0.0)
+    plain = make("gaussian", data.select(others), validation=0.0)
     held.learn(12, callback=EvaluationCallback(eval_freq=3))
     plain.learn(12)
     assert held.summary == plain.summary
     for name, weight in plain.policy.state_dict().items():
         assert torch.equal(weight, held.policy.state_dict()[name]), name
-    everything = make("stochastic", data, validation=0.0)
+    everything = make("gaussian", data, validation=0.0)
     assert everything._sampler is not None and len(everything._sampler.trajectories) == len(data)
     with pytest.raises(ConfigError, match="holds no episodes out"):
         everything.validate()
@@ -203,7 +206,7 @@ def plain_loop(model: DecisionTransformer, data: Trajectories) -> dict[str, floa
                 truth, mean, weights = action(number, t, path), *fits[path]
                 linear = mean + (feature(number, t) - center) / deviation @ weights
                 chosen = leaves[path].decode(part).numpy().reshape(-1).astype(np.float64)
-                part = part[0]
+                part = part[0][-4:] if isinstance(leaves[path], MixtureAction) else part[0]  # without its one weight
                 rivals = [chosen, decoded(path, mean), decoded(path, linear)]
                 space = spaces_of[path]
                 if isinstance(space, spaces.Box):
@@ -267,6 +270,17 @@ def test_the_numbers_are_those_of_a_plain_loop(kind: str) -> None:
     assert metrics.keys() == expected.keys()
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, rel=2e-5, abs=1e-6), name
+
+
+def test_a_flow_is_validated_with_the_same_noise_every_time() -> None:
+    data, settings = episodes("box"), {"action_head": "flow", "action_head_kwargs": {"width": 8}}
+    model = make("box", data, **settings).learn(3)
+    first = model.validate()
+    assert "coverage_50" not in first.calibration
+    whole = make("box", data, batch_size=64, **settings)
+    whole.policy.load_state_dict(model.policy.state_dict())
+    assert model.validate() == first
+    assert whole.validate().action_loss == pytest.approx(first.action_loss, rel=1e-5)
 
 
 def test_an_evaluation_leaves_random_numbers_and_the_mode_of_the_policy_alone() -> None:

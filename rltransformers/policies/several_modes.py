@@ -1,0 +1,232 @@
+"""Action heads of a Decision Transformer: one action of a Box per state, a normal one, or actions with several modes.
+
+"..." stands for any leading axes, A counts the components of a leaf, K the normals of a mixture, O outputs of a leaf, U
+numbers of noise.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge, Le
+from gymnasium import spaces
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.core.errors import ConfigError, refuse_unknown
+from rltransformers.core.ranges import check_fields
+from rltransformers.core.spaces import Space, leaf_spaces
+from rltransformers.policies.action_leaves import (
+    HALF_LOG_TAU,
+    ContinuousAction,
+    NormalAction,
+    Units,
+    class_at,
+    log_std_within,
+    normal_numbers,
+)
+
+LOG_TWO = math.log(2.0)
+ActionHeadName = Literal["deterministic", "gaussian", "mixture", "flow"]
+BoxLeaf = Callable[[spaces.Box, int | None, Units | None], ContinuousAction]
+"""Makes the leaf of a Box from its space, the width of tokens, and units as for ``ContinuousAction``."""
+READ: Mapping[str, tuple[str, ...]] = {"mixture": ("components",), "flow": ("steps", "width")}
+"""Options that a head reads, by its name."""
+
+
+@dataclass(frozen=True)
+class ActionHeadOptions:
+    """Keys of ``action_head_kwargs``.
+
+    Attributes:
+        components: of "mixture", how many normal distributions a Box has.
+        steps: of "flow", Euler steps from noise to an action.
+        width: of "flow", of the three hidden layers of its velocity.
+    """
+
+    components: Annotated[int, Ge(1), Le(1_000)] = 5
+    steps: Annotated[int, Ge(1), Le(1_000)] = 10
+    width: Annotated[int, Ge(1), Le(10**4)] = 128
+
+    def __post_init__(self) -> None:
+        check_fields(self, "action_head_kwargs.")
+
+    @classmethod
+    def read(cls, head: ActionHeadName, values: Mapping[str, Any]) -> "ActionHeadOptions":
+        """Options from keywords; ConfigError for one that this head does not read."""
+        refuse_unknown(values, READ.get(head, ()), "action_head_kwargs.", f"action_head {head!r}")
+        return cls(**values)
+
+
+def box_leaf(head: ActionHeadName, options: ActionHeadOptions, action_space: Space) -> BoxLeaf:
+    """What an action head makes of a Box; ConfigError for one with a distribution of Boxes where there is no Box."""
+    if head != "deterministic" and not any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(action_space).values()):
+        raise ConfigError(
+            f"action_head {head!r} is how actions of a Box are drawn, and the action space {action_space} has no Box:"
+            " its actions are drawn already; leave action_head out"
+        )
+    if head == "mixture":
+        return partial(MixtureAction, count=options.components)
+    if head == "flow":
+        return partial(FlowAction, steps=options.steps, hidden=options.width)
+    return NormalAction if head == "gaussian" else ContinuousAction
+
+
+class MixtureAction(ContinuousAction):
+    """A Box leaf with a mixture of normal distributions in head units, all from the network (Bishop 1994, NCRG/94/004).
+
+    All components of the leaf are of the same normal of the mixture, inside which they are independent. Means lie
+    between the bounds by a tanh and samples are clipped to them, as for ``NormalAction``; the density is that before
+    clipping. The most probable action is the mean of the normal with the largest weight.
+
+    Args:
+        count: K, how many normals there are.
+    """
+
+    has_density = True
+
+    def __init__(self, space: spaces.Box, width: int | None, units: Units | None = None, *, count: int) -> None:
+        super().__init__(space, width, units)
+        self.count = count
+        self.outputs = count * (1 + 2 * self.components)
+        self.draws = 1 + 2 * self.components
+
+    def normals(
+        self, output: Float[Tensor, "... O"]
+    ) -> tuple[Float[Tensor, "... K"], Float[Tensor, "... K A"], Float[Tensor, "... K A"]]:
+        """Logits of the weights, means, and logarithms of the deviations in head units."""
+        numbers = self.count * self.components
+        logits, means, spreads = output.split_with_sizes([self.count, numbers, numbers], -1)
+        means, spreads = (each.unflatten(-1, (self.count, self.components)) for each in (means, spreads))
+        return logits, super().squash(means), log_std_within(spreads)
+
+    def squash(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:
+        logits, means, _ = self.normals(output)
+        return _row(means, logits.argmax(-1))
+
+    def decode(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... U"] | None = None) -> Tensor:
+        """The most probable action, or a sample: the first number of ``noise`` chooses the normal."""
+        if noise is None:
+            return super().decode(output)
+        noise = noise.to(output.dtype)
+        logits, means, log_std = self.normals(output)
+        index = class_at(logits, noise[..., 0])
+        normal = normal_numbers(noise[..., 1:])
+        return self.inside(torch.addcmul(_row(means, index), _row(log_std, index).exp(), normal))
+
+    def distribution(self, output: Float[Tensor, "... O"]) -> dict[str, Tensor]:
+        """Mean and deviation of the whole mixture."""
+        logits, means, log_std = self.normals(output)
+        weights = logits.softmax(-1).unsqueeze(-1)
+        mean = (weights * means).sum(-2)
+        variance = (weights * ((means - mean.unsqueeze(-2)).square() + (2.0 * log_std).exp())).sum(-2)
+        lead = output.shape[:-1]
+        return {
+            "mean": torch.addcmul(self.center, mean, self.scale).reshape(*lead, *self.shape),
+            "deviation": (variance.sqrt() * self.scale).reshape(*lead, *self.shape),
+        }
+
+    def log_prob(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "..."]:
+        logits, means, log_std = self.normals(output)
+        distance = (self.as_numbers(action).unsqueeze(-2) - means) * (-log_std).exp()
+        densities = -(0.5 * distance.square() + log_std + HALF_LOG_TAU).sum(-1)
+        return (logits.log_softmax(-1) + densities).logsumexp(-1)
+
+    def cumulative(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "... A"]:
+        """Probability that a component lies below that of the action."""
+        logits, means, log_std = self.normals(output)
+        distance = (self.as_numbers(action).unsqueeze(-2) - means) * (-log_std).exp()
+        return (logits.softmax(-1).unsqueeze(-1) * torch.special.ndtr(distance)).sum(-2)
+
+    def entropy(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "..."]:
+        """A bound from below: a mixture has no closed entropy.
+
+        That of Kolchinsky and Tracey 2017 (arXiv 1706.02419, section 3) with Bhattacharyya distances. It is exact where
+        normals are equal or far apart, and otherwise less than ln K too small.
+        """
+        logits, means, log_std = self.normals(output)
+        logs = logits.log_softmax(-1)
+        one, other = log_std.unsqueeze(-2), log_std.unsqueeze(-3)
+        log_variance = torch.logaddexp(2.0 * one, 2.0 * other) - LOG_TWO
+        gap = (means.unsqueeze(-2) - means.unsqueeze(-3)).square() * (-log_variance).exp()
+        distances = (0.125 * gap + 0.5 * (log_variance - one - other)).sum(-1)
+        overlap = (logs.unsqueeze(-2) - distances).logsumexp(-1)
+        own = (log_std + (0.5 + HALF_LOG_TAU)).sum(-1)
+        return (logs.exp() * (own - overlap)).sum(-1)
+
+
+class FlowAction(ContinuousAction):
+    """A Box leaf whose actions flow out of normal noise along a learned velocity (flow matching).
+
+    The velocity v(x, t) of a point x in head units at time t from 0 to 1 has three hidden layers; the first adds the
+    outputs of the head to a linear map of x and t. It is learned along straight lines from noise to recorded actions
+    (Lipman et al. 2023, arXiv 2210.02747, with sigma_min 0; Liu et al. 2023, arXiv 2209.03003). Acting follows it in
+    Euler steps and clips the end to the Box.
+
+    A flow can have any number of modes of any shape, but has neither ``log_prob`` nor ``entropy``. "The most probable
+    action" is where zero noise flows to; between two modes that may be an action of neither, so sample.
+
+    Args:
+        steps: Euler steps.
+        hidden: width of the hidden layers.
+    """
+
+    def __init__(
+        self, space: spaces.Box, width: int | None, units: Units | None = None, *, steps: int, hidden: int
+    ) -> None:
+        super().__init__(space, width, units)
+        self.steps, self.outputs = steps, hidden
+        self.draws = 2 * self.components
+        self.loss_draws = 1 + self.draws
+        self.first = nn.Linear(self.components + 1, hidden, bias=False)
+        self.second = nn.Linear(hidden, hidden)
+        self.third = nn.Linear(hidden, hidden)
+        self.last = nn.Linear(hidden, self.components)
+
+    def velocity(
+        self, output: Float[Tensor, "... O"], point: Float[Tensor, "... A"], time: Float[Tensor, "... 1"]
+    ) -> Float[Tensor, "... A"]:
+        """Where points at a time move, in head units per unit of time."""
+        hidden = F.silu(output + self.first(torch.cat([point, time], -1)))
+        return self.last(F.silu(self.third(F.silu(self.second(hidden)))))
+
+    def matching_loss(
+        self, output: Float[Tensor, "... O"], action: Tensor, noise: Float[Tensor, "... L"]
+    ) -> Float[Tensor, "..."]:
+        """Mean square of v(x_t, t) - (a - z) over the components, with x_t = (1 - t) z + t a.
+
+        ``noise`` are L = ``loss_draws`` uniform numbers in [0, 1): the time t, and what makes the normal z.
+        """
+        time, target = noise[..., :1].to(output.dtype), self.as_numbers(action)
+        start = normal_numbers(noise[..., 1:].to(output.dtype))
+        speed = target - start
+        return (self.velocity(output, torch.addcmul(start, time, speed), time) - speed).square().mean(-1)
+
+    def squash(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:
+        return self.end_of(output, output.new_zeros(*output.shape[:-1], self.components))
+
+    def end_of(self, output: Float[Tensor, "... O"], point: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
+        """Where a point at time 0 is at time 1, before it is clipped."""
+        for step in range(self.steps):
+            time = torch.full_like(point[..., :1], step / self.steps)
+            point = point + self.velocity(output, point, time) / self.steps
+        return point
+
+    def decode(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... U"] | None = None) -> Tensor:
+        if noise is None:
+            return super().decode(output)
+        return self.inside(self.end_of(output, normal_numbers(noise.to(output.dtype))))
+
+    def distribution(self, output: Float[Tensor, "... O"]) -> dict[str, Tensor]:
+        """Nothing: mean and deviation of a flow are not known."""
+        return {}
+
+
+def _row(values: Float[Tensor, "... K A"], index: Tensor) -> Float[Tensor, "... A"]:
+    """The row ``index`` [...] of each."""
+    place = index[..., None, None].expand(*index.shape, 1, values.shape[-1])
+    return values.gather(-2, place).squeeze(-2)
