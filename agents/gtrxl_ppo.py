@@ -7,7 +7,7 @@ them. Checkpoints and environments are those of every ``OnlineAgent``. Axes: E e
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Le
@@ -60,7 +60,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         clip_range_vf: bound of the change of the value; None for none.
         normalize_advantage: bring the advantages of a whole rollout to mean 0 and standard deviation 1.
         least_advantage_std: smallest standard deviation that advantages are divided by, in units of the scaled reward;
-            keeps small errors of the critic from being scaled to unit size.
+            keeps small errors of the critic from being scaled to unit size. None: 0.1 where they are normalized.
         ent_coef: weight of the entropy bonus; number or schedule.
         barrier_coef: weight of a log barrier, mean log-probability over all actions (Agarwal et al. 2021, arXiv
             1908.00261, section 5); number or schedule. Unlike that of the entropy bonus, its gradient does not vanish
@@ -95,6 +95,10 @@ class GTrXLPPO(OnPolicyMemoryAgent):
     """
 
     kind = "GTrXLPPO"
+    earlier_defaults: ClassVar[dict[str, Any]] = {
+        "learning_rate": 3e-4, "n_epochs": 4, "target_kl": None, "least_advantage_std": 0.0
+    }  # fmt: skip
+    """What were the defaults until November 2026: ``GTrXLPPO(..., **GTrXLPPO.earlier_defaults)``."""
     scheduled = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef", "barrier_coef")
     ent_coef: Scheduled  # type: ignore[assignment]  # always a number in Stable-Baselines3
 
@@ -103,23 +107,23 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         self,
         policy: str | type[GTrXLPolicy],
         env: Any,
-        learning_rate: Scheduled = 3e-4,
+        learning_rate: Scheduled = 5e-4,
         n_steps: Steps = 128,
         batch_size: Count | None = None,
-        n_epochs: Annotated[int, Ge(1), Le(10**4)] = 4,
+        n_epochs: Annotated[int, Ge(1), Le(10**4)] = 10,
         gamma: UnitInterval = 0.99,
         gae_lambda: UnitInterval = 0.95,
         clip_range: Scheduled = 0.2,
         clip_range_vf: Scheduled | None = None,
         normalize_advantage: bool = True,
-        least_advantage_std: NonNegativeNumber = 0.0,
+        least_advantage_std: NonNegativeNumber | None = None,
         ent_coef: Scheduled = 0.0,
         barrier_coef: Scheduled = 0.0,
         vf_coef: Weight = 0.5,
         max_grad_norm: PositiveNumber = 0.5,
         popart: Fraction | None = None,
         scale_rewards: bool = True,
-        target_kl: PositiveNumber | None = None,
+        target_kl: PositiveNumber | None = 0.02,
         gradient_window: Count | None = None,
         memory_refresh: MemoryRefresh = "update",
         acting: Acting = "eager",
@@ -158,6 +162,8 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         self.ent_coef = ent_coef
         self.barrier_coef = barrier_coef
         self.normalize_advantage = normalize_advantage
+        if least_advantage_std is None:
+            least_advantage_std = 0.1 if normalize_advantage else 0.0
         self.least_advantage_std = least_advantage_std
         self.target_kl = target_kl
         if _init_setup_model:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from inspect import signature
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -314,14 +315,17 @@ def config_hash(config: ExperimentConfig, kind: str = "run", transfers: Mapping[
     ``transfers`` count where there are some, but for how they act.
 
     Values that equal the default of their key count as absent, so that a new key does not make old results stale.
-    ``scale_rewards`` counts where the agent scales rewards.
+    Where a default of today is another than that of the first results, the value counts as absent that it had then.
     """
     values = {key: value for key, value in _not_default(config).items() if key not in _NOT_IN_HASH}
-    if config.agent in MEMORY_AGENTS:  # the first results are of agents that scaled no rewards
-        algorithm = {"scale_rewards": True} | config.algorithm
-        if config.environment.normalize_reward or not algorithm["scale_rewards"]:
-            del algorithm["scale_rewards"]
-        values["algorithm"] = algorithm
+    if config.agent in MEMORY_AGENTS:
+        agent = MEMORY_AGENTS[config.agent]
+        earlier = {"scale_rewards": False} | getattr(agent, "earlier_defaults", {})
+        today = {name: signature(agent).parameters[name].default for name in earlier} | config.algorithm
+        if config.environment.normalize_reward:
+            today["scale_rewards"] = False  # it scales what is scaled already no more
+        earlier.pop("learning_rate", None)  # which every config of the first results gave
+        values["algorithm"] = {name: each for name, each in today.items() if (name, each) not in earlier.items()}
     parts = [kind, values]
     if transfers:
         played = {name: asdict(transfer) for name, transfer in transfers.items()}

@@ -550,7 +550,10 @@ def test_a_last_observation_that_is_not_finite_names_environment_and_step(normal
         ({"n_steps": 0}, "n_steps must be a whole number in .* got 0"),
         ({"gradient_window": 0}, "gradient_window must be a whole number of at least 1 or None"),
         ({"gamma": 1.5}, r"gamma must be a finite number in \[0, 1\], got 1.5"),
-        ({"least_advantage_std": -0.1}, "least_advantage_std must be a finite number in .0, 1e.30., got -0.1"),
+        (
+            {"least_advantage_std": -0.1},
+            "least_advantage_std must be a finite number in .0, 1e.30. or None .null., got -0.1",
+        ),
         (
             {"least_advantage_std": 0.1, "normalize_advantage": False},
             "=0.1 bounds .* set normalize_advantage=True, or least_advantage_std=0",

@@ -157,7 +157,8 @@ def plain_update(model: GTrXLPPO, segment: Segment, before: Segment | None, sett
     counts = segment.counts
     if settings.get("normalize_advantage", True):
         numbers = advantages[counts]
-        advantages = (advantages - numbers.mean()) / (numbers.std(correction=0) + 1e-8)
+        least = settings.get("least_advantage_std", 0.1)
+        advantages = (advantages - numbers.mean()) / max(numbers.std(correction=0) + 1e-8, least)
     clip, clip_value = at_progress(settings["clip_range"]), settings.get("clip_range_vf")
     seen = Seen()
     for epoch in range(EPOCHS):
@@ -188,7 +189,7 @@ def plain_update(model: GTrXLPPO, segment: Segment, before: Segment | None, sett
             seen.auxiliary.append(float(auxiliary.detach()))
             seen.clipped += float(((ratio - 1).abs() > clip)[use].float().sum())
             divergence = float((ratio - 1 - ratio.log())[use].mean().detach())
-            if settings.get("target_kl") is not None and divergence > 1.5 * settings["target_kl"]:
+            if settings["target_kl"] is not None and divergence > 1.5 * settings["target_kl"]:
                 return policy, seen
             adam.zero_grad()
             loss.backward()
@@ -233,6 +234,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
             "gamma": 0.8,
             "gae_lambda": 0.7,
             "gradient_window": 3,
+            "target_kl": None,
         },
     ),
     "two backbones, actions that can be counted": (
@@ -249,6 +251,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
             "gae_lambda": 0.6,
             "normalize_advantage": False,
             "memory_refresh": "epoch",
+            "target_kl": None,
         },
     ),
 }
