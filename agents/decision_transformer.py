@@ -51,6 +51,7 @@ from rltransformers.training.offline.episodes import evaluate_decisions, open_en
 from rltransformers.training.offline.loss import decision_loss, loss_numbers
 from rltransformers.training.offline.playing import OnlineLearner, Turn
 from rltransformers.training.offline.settings import (
+    AdvantageOptions,
     BatchSize,
     ContextLength,
     CriticName,
@@ -64,6 +65,7 @@ from rltransformers.training.offline.settings import (
     Share,
     Updates,
     backbone_config,
+    read_options,
     readout_choice,
 )
 from rltransformers.training.stepping import NO_TARGET, DecisionSteps
@@ -100,7 +102,10 @@ class DecisionTransformer(OnlineLearner):
         delayed_reward: train as if every episode paid its whole return in its last step, and act accordingly.
         normalize_observations: standardize floating-point observation leaves by statistics of the dataset, saved with
             the model.
-        mode: "dt", or "bc" for behavior cloning: the same network without return tokens.
+        mode: what is asked for. "dt": a return. "advantage": to do better than the data usually do from here, in the
+            best of some bins of advantages (RECAP, arXiv 2511.14759; ACT, arXiv 2309.05915); needs no target and is
+            not misled by luck. "bc", behavior cloning: nothing, the same network without return tokens.
+        advantage_kwargs: options of mode "advantage", see ``AdvantageOptions``: {"bins": 3, "updates": 1_000, ...}.
         top_fraction: train only on the episodes of highest return that together hold at most this fraction of the
             steps (at least one episode); with mode "bc" and 0.1 this is the 10 % behavior cloning of the paper.
         return_head: "expectile" predicts from every observation the largest return-to-go that the data hold for it
@@ -158,6 +163,7 @@ class DecisionTransformer(OnlineLearner):
         delayed_reward: bool = False,
         normalize_observations: bool = True,
         mode: Mode = "dt",
+        advantage_kwargs: Mapping[str, Any] | None = None,
         top_fraction: Fraction = 1.0,
         whole_episodes: bool = False,
         acting_mode: ActingMode | Literal["auto"] = "auto",
@@ -178,8 +184,8 @@ class DecisionTransformer(OnlineLearner):
     ) -> None:
         if policy != "DTPolicy":
             raise ConfigError(f"policy {policy!r} is unknown; {did_you_mean(policy, ['DTPolicy'])}")
-        if mode == "bc" and return_scale is not None:
-            raise ConfigError("mode 'bc' has no return tokens, so return_scale has no effect; leave it at None")
+        if mode != "dt" and return_scale is not None:
+            raise ConfigError(f"mode {mode!r} has no return tokens, so return_scale has no effect; leave it at None")
         device, options = find_device(device), check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
         backbone = backbone_config(policy_kwargs, mode, context_length, return_in)
         if acting_mode == "auto":  # whether the memory of the backbone limits the view, or the context does
@@ -196,6 +202,7 @@ class DecisionTransformer(OnlineLearner):
             delayed_reward=delayed_reward,
             normalize_observations=normalize_observations,
             mode=mode,
+            advantage_options=read_options(AdvantageOptions, advantage_kwargs, "advantage_kwargs", mode == "advantage"),
             top_fraction=top_fraction,
             whole_episodes=whole_episodes,
             acting_mode=acting_mode,
@@ -205,7 +212,7 @@ class DecisionTransformer(OnlineLearner):
             expectile=expectile,
             return_in=return_in,
             critic=critic,
-            critic_options=CriticOptions.read(critic_kwargs or {}) if critic or critic_kwargs else None,
+            critic_options=read_options(CriticOptions, critic_kwargs, "critic_kwargs", critic is not None),
             action_head=action_head,
             action_head_options=ActionHeadOptions.read(action_head, action_head_kwargs or {}),
             validation=validation,
@@ -257,6 +264,7 @@ class DecisionTransformer(OnlineLearner):
         total_timesteps = self.num_timesteps + gradient_steps
         callback = self._begin_callbacks(callback, tb_log_name, progress_bar, total_timesteps)
         callback.on_training_start(locals(), globals())
+        sampler = self._with_advantages(sampler, progress_bar)
 
         def turns() -> Iterator[Turn]:
             while self.num_timesteps < total_timesteps:
@@ -366,7 +374,7 @@ class DecisionTransformer(OnlineLearner):
 
     def _steps(self, target_return: Any, acting_mode: ActingMode | None = None) -> DecisionSteps:
         """Make the steps of a policy that is asked for one return; None for the default that ``predict`` states."""
-        if target_return is not None and self.settings.mode == "bc":
+        if target_return is not None and not self.settings.takes_target:
             raise ConfigError(NO_TARGET)
         if target_return is None and self.settings.return_head is None:
             target_return = self.summary.best_return
@@ -472,7 +480,7 @@ class DecisionTransformer(OnlineLearner):
         if target_returns is None and self.settings.return_head is not None:
             targets: list[float | None] = [None]
         else:
-            best = None if self.settings.mode == "bc" else self.summary.best_return
+            best = self.summary.best_return if self.settings.takes_target else None
             targets = target_list(target_returns, best, self.summary.return_scale)
         counted = self.settings.discount, self.settings.delayed_reward
         seeds = branch_seeds(seed, "evaluation", episodes)

@@ -33,7 +33,7 @@ from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.readouts.catalogue import READOUTS
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
 from rltransformers.policies.several_modes import ActionHeadOptions
-from rltransformers.training.offline.settings import CriticOptions
+from rltransformers.training.offline.settings import AdvantageOptions, CriticOptions
 from rltransformers.training.runs.experiment import BASELINES, RESTARTING, AgentName, ExperimentConfig
 
 PATH = Path(__file__).resolve().parents[2] / "rltransformers" / "cli" / "catalogue.json"
@@ -163,6 +163,8 @@ def _below(entry: Setting) -> Iterator[Setting]:
     """The keys of a keyword of an agent that is a mapping."""
     inner: list[Setting] = []
     match key := entry["key"]:
+        case "algorithm.advantage_kwargs":
+            inner = list(_of_record(AdvantageOptions, f"{key}."))
         case "algorithm.critic_kwargs":
             inner = list(_of_record(CriticOptions, f"{key}."))
         case "algorithm.action_head_kwargs":

@@ -281,9 +281,9 @@ def evaluate(
     pictures = {plot: folder.path / PICTURES[plot] for plot in plots}
     for picture in pictures.values():  # before hours of episodes
         check_picture(picture)
-    cloning = config.algorithm.get("mode") == "bc"
-    if "target" in plots and (config.agent is not AgentName.DECISION_TRANSFORMER or cloning):
-        whose = "behavior cloning" if cloning else f"agent {config.agent}"
+    mode = config.algorithm.get("mode", "dt")
+    if "target" in plots and (config.agent is not AgentName.DECISION_TRANSFORMER or mode != "dt"):
+        whose = f"agent {config.agent}" if mode == "dt" else "behavior cloning" if mode == "bc" else f"mode {mode}"
         raise ConfigError(f"--plot target draws returns against target returns, and {whose} has none; leave it out")
     videos: dict[int, str] = {}  # names by the number of the episode among all of the evaluation
     if video is not None:

@@ -21,9 +21,10 @@ class ContextBatch(OnDevice):
     """B windows of K consecutive steps of one episode each, padded on the right.
 
     ``timestep`` counts from the start of the episode, ``return_to_go`` includes the reward of its own step and is not
-    scaled. Where ``valid`` is False every entry repeats the last valid step: a member of its space, and never a target.
-    ``episode`` is the number of each window's episode, ``episode_return`` its return-to-go at its first step, and
-    ``terminated`` says which steps end their episode for good (a truncation does not).
+    scaled; a sampler of bins has these in its place. Where ``valid`` is False every entry repeats the last valid step:
+    a member of its space, and never a target. ``episode`` is the number of each window's episode, ``episode_return``
+    its return-to-go at its first step, and ``terminated`` says which steps end their episode for good (a truncation
+    does not).
     """
 
     observations: dict[str, Tensor]
@@ -48,6 +49,7 @@ class ContextSampler:
         context_length: K, the steps of a window.
         discount: of the return-to-go; Decision Transformer uses 1.
         whole_episodes: draw episodes uniformly and always from their first step, as acting with such a K sees them.
+        bins: of the advantage of every step, float32 [N], in the place of return-to-go; None for none.
         device: where the data are kept and batches are made.
 
     Raises:
@@ -61,6 +63,7 @@ class ContextSampler:
         *,
         discount: float = 1.0,
         whole_episodes: bool = False,
+        bins: Array | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         longest = int(trajectories.lengths.max())
@@ -83,7 +86,9 @@ class ContextSampler:
         self._observations = {path: self._tensor(leaf) for path, leaf in trajectories.observations.items()}
         self._actions = {path: self._tensor(leaf) for path, leaf in trajectories.actions.items()}
         self._rewards = self._tensor(trajectories.rewards)
-        self._return_to_go = self._tensor(trajectories.return_to_go(discount))
+        return_to_go = trajectories.return_to_go(discount)
+        self._episode_return = self._tensor(return_to_go[trajectories.offsets[:-1]])
+        self._return_to_go = self._tensor(return_to_go if bins is None else bins)
         self._terminated = self._tensor(trajectories.terminations)
 
     def _tensor(self, array: Array) -> Tensor:
@@ -124,8 +129,13 @@ class ContextSampler:
             self._arange < length[:, None],
             gather(self._terminated, steps),
             episode,
-            self._return_to_go[first],
+            self._episode_return[episode],
         )
+
+    def windows_of(self, episodes: Bool[Tensor, " E"]) -> Int[Tensor, " N"]:
+        """Indices of all windows of the episodes that are True."""
+        counts = self._window_ends - self._window_starts
+        return episodes.to(self.device).repeat_interleave(counts).nonzero()[:, 0]
 
     def windows_over(self, episodes: Int[Tensor, " E"]) -> tuple[Int[Tensor, " N"], Bool[Tensor, "N K"]]:
         """Windows that hold every step of some episodes once, and which of their steps these are.

@@ -142,7 +142,7 @@ class Trajectories:
     def return_to_go(self, discount: float = 1.0) -> npt.NDArray[np.float32]:
         """Discounted sum of the rewards from each step to the end of its episode, that step included; float32 [N]."""
         check(discount, UnitInterval, "discount")
-        return _return_to_go(np.asarray(self.rewards, np.float64), self.offsets, discount).astype(np.float32)
+        return discounted_sums(np.asarray(self.rewards, np.float64), self.offsets, discount).astype(np.float32)
 
     def episode(self, index: int) -> Episode:
         """Views of episode ``index``; negative indices count from the end."""
@@ -391,7 +391,8 @@ def _ranges(starts: Array, lengths: Array) -> npt.NDArray[np.int64]:
     return np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
 
 
-def _return_to_go(rewards: Array, offsets: Array, discount: float) -> Array:
+def discounted_sums(rewards: Array, offsets: Array, discount: float) -> Array:
+    """Discounted sum of the numbers from each step to the end of its episode, that step included; float64 [N]."""
     lengths = np.diff(offsets)
     result = np.empty(len(rewards), np.float64)
     if max(len(lengths), LONG) <= lengths.max():  # few long episodes: one filter each, which gives the same bits

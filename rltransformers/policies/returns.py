@@ -57,14 +57,14 @@ class ReturnCondition(nn.Module):
 
 
 def target_list(target_returns: Iterable[float] | float | None, best: float | None, return_scale: float) -> list[Any]:
-    """The targets of an evaluation in reward units, ``best`` for None; [None] for behavior cloning, whose best is None.
+    """The targets of an evaluation in reward units, ``best`` for None; [None] where a policy has none.
 
     Raises:
-        ConfigError: for what is no finite number, and for targets of behavior cloning.
+        ConfigError: for what is no finite number, and for targets of a policy that has no ``best``.
     """
     if best is None:
         if target_returns is not None:
-            raise ConfigError("mode 'bc' has no target return; call evaluate without target_returns")
+            raise ConfigError("this policy has no target return; call evaluate without target_returns")
         return [None]
     if target_returns is None:
         return [best]

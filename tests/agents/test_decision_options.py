@@ -33,6 +33,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "critic": "qt", "critic_kwargs": {"width": 16, "candidates": 3},
     },
     "qt, bc": {"critic": "qt", "critic_kwargs": {"width": 16}, "mode": "bc"},
+    "advantage": {"mode": "advantage", "advantage_kwargs": {"updates": 3, "bins": 4}},
+    "advantage, condition, qcs": {
+        "mode": "advantage", "advantage_kwargs": {"updates": 3}, "return_in": "condition", "critic": "qcs",
+        "critic_kwargs": {"width": 16},
+    },
 }  # fmt: skip
 
 
@@ -56,11 +61,11 @@ def test_stopping_and_resuming_gives_the_losses_and_weights_of_not_stopping(
     assert before.values + after.values == losses.values
     assert torch.equal(weights(whole), weights(second))
     assert (whole._critic is None) == (second._critic is None)
-    for part in ("_critic", "_entropy"):
+    for part in ("_critic", "_entropy", "_advantage"):
         if getattr(whole, part) is not None:
             one, other = (torch.cat(_tensors(getattr(model, part).tensors())) for model in (whole, second))
             assert torch.equal(one, other)
-    asked = None if whole.settings.mode == "bc" or whole.settings.return_head else [2.0]
+    asked = [2.0] if whole.settings.takes_target and not whole.settings.return_head else None
     results = [model.evaluate("test/Drift-v0", asked, episodes=3) for model in (whole, second)]
     assert results[0] == results[1]
 
@@ -353,7 +358,7 @@ def test_a_file_acts_as_predict_does(data: Trajectories, kind: str) -> None:
     model = make(data, learning_rate=1e-2, **OPTIONS[kind]).learn(20)
     step = DecisionInFile(model.decider(), model.summary.best_return).eval()
     inputs, state = step.examples(2)
-    head, cloning = model.settings.return_head is not None, model.settings.mode == "bc"
+    head, targets_read = model.settings.return_head is not None, model.settings.takes_target
     assert step.about()["predicts_return"] == head
     assert (step.step.policy.critics is None) == (model.policy.critics is None)  # they say what an action is worth
     targets = torch.full((2,), torch.nan if head else 1.5, dtype=torch.float64)
@@ -362,7 +367,12 @@ def test_a_file_acts_as_predict_does(data: Trajectories, kind: str) -> None:
         observation, reward = generator.normal(size=(2, 2)).astype(np.float32), generator.normal(size=2)
         start = np.array([time == 0, time in (0, 4)])
         actions, memory = model.predict(
-            observation, memory, start, True, target_return=None if head or cloning else [1.5, 1.5], reward=reward
+            observation,
+            memory,
+            start,
+            True,
+            target_return=[1.5, 1.5] if targets_read and not head else None,
+            reward=reward,
         )
         given = {
             "observation": torch.tensor(observation), "start": torch.tensor(start), "reward": torch.tensor(reward),
@@ -375,7 +385,7 @@ def test_a_file_acts_as_predict_does(data: Trajectories, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["head, condition", "flow, head", pytest.param("mixture", marks=pytest.mark.third_party)]
+    "kind", ["head, condition", "flow, head", "advantage", pytest.param("mixture", marks=pytest.mark.third_party)]
 )
 def test_options_can_be_written_to_files(data: Trajectories, tmp_path: Path, kind: str) -> None:
     from tests.agents.test_export import assert_files_equal_eager
@@ -390,7 +400,7 @@ def test_options_can_be_written_to_files(data: Trajectories, tmp_path: Path, kin
 
 @pytest.mark.slow
 @pytest.mark.third_party
-@pytest.mark.parametrize("kind", ["qt", "condition"])
+@pytest.mark.parametrize("kind", ["qt", "condition", "advantage"])
 def test_compiled_acting_equals_eager_acting(
     data: Trajectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -125,6 +125,7 @@ def test_keys_of_mappings_are_listed_and_wrong_ones_are_named_in_full(capsys: py
     listed = {(each.key, each.of) for each in settings.all_settings()}
     assert {
         ("algorithm.critic_kwargs.alignment", ""),
+        ("algorithm.advantage_kwargs.bins", ""),
         ("policy.readout.name", ""),
         ("policy.readout.temperature", "knn"),
         ("policy.observation.encoder", ""),

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import Trajectories, load_trajectories, trajectories
 from rltransformers.data.spaces import CHUNK_BYTES, CHUNK_ROWS, chunks, infer_space
-from rltransformers.data.trajectories import _return_to_go, join_trajectories
+from rltransformers.data.trajectories import discounted_sums, join_trajectories
 from tests.data.coded import LENGTHS, coded_episodes, wrong_pairs
 
 
@@ -62,7 +62,7 @@ def test_a_long_episode_among_many_short_ones_costs_its_own_steps_alone() -> Non
             return super().__neg__()
 
     offsets = np.concatenate([[0], np.cumsum(np.append(np.full(500, 2), 400))]).view(Counted)
-    result = _return_to_go(np.ones(1400), offsets, 1.0)
+    result = discounted_sums(np.ones(1400), offsets, 1.0)
     assert result[1000] == 400 and Counted.negations == 1  # of all lengths; not again in each of the 400 steps
 
 

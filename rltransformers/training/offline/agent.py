@@ -57,6 +57,18 @@ class OfflineAgent(StoredDecisionTransformer):
             raise ConfigError(f"this model has no {purpose}; {way_out}")
         return self._sampler
 
+    def _with_advantages(self, sampler: ContextSampler, progress_bar: bool) -> ContextSampler:
+        """Windows to learn from; before the first update of a policy of advantages, fit what these are over."""
+        if self._advantage is None or self._advantage.edges is not None:
+            return sampler
+        bins, metrics = self._advantage.fit(sampler.trajectories, self.seed, progress_bar)
+        for name, value in metrics.items():
+            self.logger.record(name, value)
+        self._sampler = self._sampler_of(sampler.trajectories, bins)
+        if self._validation_sampler is not None:
+            self._validation_sampler = self._sampler_of(self._validation_sampler.trajectories)
+        return self._sampler
+
     @torch.no_grad()
     def _fill_store(self, sampler: ContextSampler) -> None:
         """Read episodes with today's weights and store what the head reads at every step, and the action taken there.

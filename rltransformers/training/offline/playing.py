@@ -86,6 +86,12 @@ def check_explores(head: ActionHead, settings: Settings, noise: float) -> None:
     """Raise ConfigError for a policy that cannot learn from episodes of its own."""
     if settings.mode == "bc":
         raise ConfigError("mode 'bc' asks for no return, so it would imitate itself; learn_online needs mode 'dt'")
+    if settings.mode == "advantage":
+        raise ConfigError(
+            "mode 'advantage' compares with values of the dataset, which the policy's own episodes outdate, so"
+            " learn_online needs mode 'dt'. Record episodes of the policy (rltransformers.data.record), and train a new"
+            " model on them and the dataset: Trajectories.concatenate([dataset, own])"
+        )
     paths = [path for path, _ in point_leaves(head)]
     if paths and noise == 0:
         place = f" {paths[0]!r}" if paths[0] else ""
@@ -174,8 +180,8 @@ class OnlineLearner(OfflineAgent):
             callback, log_interval: as for ``learn``.
 
         Raises:
-            ConfigError: when the model has neither dataset nor replay, has no actions to try out, is behavior cloning,
-                or trains on ``whole_episodes`` shorter than the environment may play; for other spaces.
+            ConfigError: when the model has neither dataset nor replay, has no actions to try out, is asked for no
+                return, or trains on ``whole_episodes`` shorter than the environment may play; for other spaces.
             DataError: for what the environment may not return, or a loss that is no longer finite.
         """
         settings = self.settings

@@ -2,13 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, refuse_unknown
-from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Weight, WholeNumber, check, check_fields, shown
+from rltransformers.core.ranges import (
+    Count,
+    Fraction,
+    PositiveNumber,
+    UnitInterval,
+    Weight,
+    WholeNumber,
+    check,
+    check_fields,
+    shown,
+)
 from rltransformers.core.spec import Choice
 from rltransformers.policies.decider import ActingMode
 from rltransformers.policies.observed import ObservationOptions
@@ -17,7 +27,7 @@ from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.several_modes import ActionHeadName, ActionHeadOptions
 from rltransformers.policies.steps import Acting
 
-Mode = Literal["dt", "bc"]
+Mode = Literal["dt", "advantage", "bc"]
 ContextLength = Annotated[int, Ge(1), Le(10**5)]
 LearningRate = Annotated[float, Gt(0), Le(1e6)]
 Updates = Annotated[int, Ge(0), Lt(2**63)]
@@ -29,6 +39,30 @@ Spreads = Annotated[float, Gt(0), Le(100)]
 """A difference between returns, in units of the best minus the worst return of the data."""
 Share = Annotated[float, Ge(0), Lt(1)]
 """A part of the episodes that leaves some."""
+
+Options = TypeVar("Options", "AdvantageOptions", "CriticOptions")
+
+
+@dataclass(frozen=True)
+class AdvantageOptions:
+    """Keys of ``advantage_kwargs``.
+
+    Attributes:
+        bins: of advantages, with equally many steps of the data in each; acting asks for the best one. Fewer take more
+            of the data for good, more take luck for skill sooner.
+        updates: of each of the two value functions, before the first update of the policy.
+        gae_lambda: lambda of the generalized advantage estimate: 1 compares the return with the value, and counts what
+            happened later, luck included; 0 compares the next step's value, and trusts the values.
+        learning_rate: of the value functions (AdamW), with warm-up and decay.
+    """
+
+    bins: Annotated[int, Ge(2), Le(256)] = 3
+    updates: Annotated[int, Ge(1), Le(10**7)] = 1_000
+    gae_lambda: UnitInterval = 0.95
+    learning_rate: LearningRate = 1e-3
+
+    def __post_init__(self) -> None:
+        check_fields(self, "advantage_kwargs.")
 
 
 @dataclass(frozen=True)
@@ -46,7 +80,6 @@ class CriticOptions:
         width: of their three hidden layers.
         polyak: share of the critics that their slow copies, which make the targets, take on in every update.
         actor_average: share of itself that the averaged policy keeps in every update, whose actions the targets value.
-
     """
 
     weight: Weight = 1.0
@@ -63,11 +96,13 @@ class CriticOptions:
     def __post_init__(self) -> None:
         check_fields(self, "critic_kwargs.")
 
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> "CriticOptions":
-        """Options from keywords."""
-        refuse_unknown(values, [each.name for each in fields(cls)], "critic_kwargs.")
-        return cls(**values)
+
+def read_options(kind: type[Options], values: Mapping[str, Any] | None, name: str, needed: bool) -> Options | None:
+    """Options from the keywords ``name``; None where there are none of these and nothing needs them."""
+    if not values and not needed:
+        return None
+    refuse_unknown(values or {}, [each.name for each in fields(kind)], f"{name}.")
+    return kind(**values or {})
 
 
 class PolicySettings(TypedDict, total=False):
@@ -117,6 +152,7 @@ class Settings:
     action_head: ActionHeadName = "deterministic"
     action_head_options: ActionHeadOptions = field(default_factory=ActionHeadOptions)
     validation: Share = 0.0
+    advantage_options: AdvantageOptions | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -129,8 +165,17 @@ class Settings:
                 "mode 'bc' has no return-to-go, so delayed_reward and discount have no effect;"
                 " leave them at False and 1"
             )
-        if self.mode == "bc" and self.return_head is not None:
-            raise ConfigError("mode 'bc' has no returns that return_head could predict; leave return_head out")
+        if self.mode == "advantage" and self.delayed_reward:
+            raise ConfigError(
+                "mode 'advantage' asks for no return, and rewards that are all paid at the end would count what was"
+                " earned before a step for it; leave delayed_reward at False"
+            )
+        if (self.mode == "advantage") != (self.advantage_options is not None):
+            raise ConfigError(f"advantage_kwargs have no effect with mode {self.mode!r}; set mode to 'advantage'")
+        if self.mode != "dt" and self.return_head is not None:
+            raise ConfigError(
+                f"mode {self.mode!r} has no returns that return_head could predict; leave return_head out"
+            )
         if self.return_head is None and self.expectile != Settings.expectile:
             raise ConfigError("expectile has no effect without a return_head; set return_head to 'expectile'")
         if self.mode == "bc" and self.return_in != "sequence":
@@ -150,17 +195,22 @@ class Settings:
                 f"critic {self.critic!r} learns from the value of the next step, and context_length is"
                 f" {self.context_length}; set it to at least 2"
             )
-        if self.mode == "bc" and options.alignment > 0:
+        if not self.takes_target and options.alignment > 0:
             raise ConfigError(
                 f"critic_kwargs.alignment ({options.alignment:g}) aligns actions with the return asked for, and mode"
-                " 'bc' asks for none; leave it at 0 or set mode to 'dt'"
+                f" {self.mode!r} asks for none; leave it at 0 or set mode to 'dt'"
             )
-        if options.candidates > 1 and (self.mode == "bc" or self.return_head is not None):
-            other = "mode 'bc'" if self.mode == "bc" else "a return_head"
+        if options.candidates > 1 and (not self.takes_target or self.return_head is not None):
+            other = "a return_head" if self.takes_target else f"mode {self.mode!r}"
             raise ConfigError(
                 f"critic_kwargs.candidates ({options.candidates}) differ in the return they are asked for, and with"
                 f" {other} nobody asks; leave it at 1"
             )
+
+    @property
+    def takes_target(self) -> bool:
+        """Whether acting is asked for a return."""
+        return self.mode == "dt"
 
 
 def backbone_config(
@@ -203,8 +253,8 @@ def jitter_of(options: CriticOptions | None, spread: float) -> tuple[float, ...]
 
 
 def tokens_of(mode: str, return_in: str) -> int:
-    """Tokens of a step: return-to-go, observation, action; without return-to-go where it is none."""
-    return 3 if mode == "dt" and return_in == "sequence" else 2
+    """Tokens of a step: return-to-go or advantage, observation, action; without the first where it is none."""
+    return 3 if mode != "bc" and return_in == "sequence" else 2
 
 
 def check_tokens(tokens_per_step: Any, mode: str, return_in: str) -> None:

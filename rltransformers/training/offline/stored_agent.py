@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -37,6 +37,7 @@ from rltransformers.core.spaces import (
     space_to_json,
 )
 from rltransformers.core.spec import Choice
+from rltransformers.core.values import Array
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.checks import check_actions
@@ -51,17 +52,20 @@ from rltransformers.policies.several_modes import ActionHeadOptions, box_leaf
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting, DecisionMachine
 from rltransformers.policies.stored_size import check_stored_size
+from rltransformers.training.offline.advantage import AdvantageLearner
 from rltransformers.training.offline.data import DataParts, DataSummary, HeldOut, OnlineCounts, check_masked, data_parts
 from rltransformers.training.offline.huggingface import HUGGINGFACE_MODEL, read_huggingface
 from rltransformers.training.offline.loss import CriticLearner, EntropyBound
 from rltransformers.training.offline.one_step import OneStep
 from rltransformers.training.offline.settings import (
+    AdvantageOptions,
     ContextLength,
     CriticOptions,
     Settings,
     Updates,
     check_tokens,
     jitter_of,
+    read_options,
 )
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 
@@ -108,21 +112,31 @@ class StoredDecisionTransformer:
         self._action_noise = np.random.default_rng(step_seed(settings.seed, 0, "action"))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(step_seed(settings.seed, 0, "weights"))
+            parts: dict[str, Any] = {
+                "statistics": statistics,
+                "encoder": self.encoder,
+                "action_masks": action_masks,
+                "action_units": summary.action_units,
+            }
+            advantage = settings.advantage_options
             self.policy = DecisionPolicy(
                 *spaces,
                 backbone,
-                return_conditioned=settings.mode == "dt",
+                return_conditioned=settings.mode != "bc",
                 return_scale=summary.return_scale,
-                statistics=statistics,
                 readout=readout,
-                encoder=self.encoder,
-                action_masks=action_masks,
                 return_in=settings.return_in,
                 predicts_return=settings.return_head is not None,
                 critic_width=None if settings.critic_options is None else settings.critic_options.width,
                 box=box_leaf(settings.action_head, settings.action_head_options, spaces[1]),
-                action_units=summary.action_units,
+                advantage_bins=None if advantage is None else advantage.bins,
+                **parts,
             ).to(device)
+            self._advantage: AdvantageLearner | None = None
+            if advantage is not None:
+                histories = replace(backbone, tokens_per_step=2)
+                trunk = partial(DecisionPolicy, *spaces, histories, return_conditioned=False, **parts)
+                self._advantage = AdvantageLearner(trunk, settings, advantage, summary.range_to_go, device)
         self.policy.eval()
         self._online, self._replay = OnlineCounts(), cast(EpisodeReplay | None, None)
         self._held_out: HeldOut | None = None
@@ -175,10 +189,17 @@ class StoredDecisionTransformer:
         self.tensorboard_log = None if tensorboard_log is None or not leads else os.fspath(tensorboard_log)
         self.verbose = verbose if leads else 0
 
-    def _sampler_of(self, data: Trajectories) -> ContextSampler:
+    def _sampler_of(self, data: Trajectories, bins: Array | None = None) -> ContextSampler:
+        """Windows of some episodes, with the ``bins`` of their advantages where the policy reads these."""
         settings = self.settings
+        if bins is None and self._advantage is not None:
+            bins = self._advantage.bins(data)
         return ContextSampler(
-            data, settings.context_length, discount=settings.discount, whole_episodes=settings.whole_episodes
+            data,
+            settings.context_length,
+            discount=settings.discount,
+            whole_episodes=settings.whole_episodes,
+            bins=bins,
         )
 
     def _data_of(self, dataset: Any) -> DataParts | None:
@@ -254,6 +275,8 @@ class StoredDecisionTransformer:
         }
         if self._critic is not None:
             tensors["critic"] = self._critic.tensors()
+        if self._advantage is not None:
+            tensors["advantage"] = self._advantage.tensors()
         if self._entropy is not None:
             tensors["entropy"] = self._entropy.tensors()
         if self._replay is not None:
@@ -415,10 +438,12 @@ class StoredDecisionTransformer:
         if "stochastic" in values:  # files from before action_head
             normal = check(values.pop("stochastic"), bool, "stochastic")
             values |= {"action_head": "gaussian" if normal else "deterministic", "action_head_options": {}}
+            values["advantage_options"] = None
         values = {field.name: values.pop(field.name) for field in fields(Settings)} | values  # all of them, no other
-        if values["critic_options"] is not None:
-            options = check(values["critic_options"], Mapping[str, Any], "critic_options")
-            values["critic_options"] = CriticOptions.read(options)
+        kinds: dict[str, Any] = {"critic_options": CriticOptions, "advantage_options": AdvantageOptions}
+        for name, kind in kinds.items():
+            if values[name] is not None:
+                values[name] = read_options(kind, check(values[name], Mapping[str, Any], name), name, needed=True)
         options = check(values["action_head_options"], Mapping[str, Any], "action_head_options")
         values["action_head_options"] = ActionHeadOptions(**options)
         settings = replace(Settings(**values), **replaced)
@@ -448,6 +473,8 @@ class StoredDecisionTransformer:
         restore_optimizer(self._optimizer, tensors["optimizer"])
         if self._critic is not None:
             self._critic.restore(tensors["critic"])
+        if self._advantage is not None:
+            self._advantage.restore(tensors["advantage"])
         if self._entropy is not None:
             self._entropy.restore(tensors["entropy"])
         if "held_out" in tensors:

@@ -352,8 +352,9 @@ class ExperimentConfig:
             )
         if not offline and self.evaluation.target_returns:
             raise ConfigError("evaluation.target_returns are for agent decision_transformer")
-        if offline and self.algorithm.get("mode") == "bc" and self.evaluation.target_returns:
-            raise ConfigError("algorithm.mode bc has no target return: set evaluation.target_returns to []")
+        mode = self.algorithm.get("mode", "dt")
+        if offline and mode in ("bc", "advantage") and self.evaluation.target_returns:
+            raise ConfigError(f"algorithm.mode {mode} has no target return: set evaluation.target_returns to []")
         if self.agent in BASELINES and self.backbone:
             network = "an LSTM" if self.agent is AgentName.RECURRENT_PPO else "a perceptron"
             raise ConfigError(
