@@ -172,6 +172,13 @@ def column_names(table: Mapping[str, Any], value: Any, where: str) -> list[str]:
     return list(listed)
 
 
+def component_names(table: Mapping[str, Any], value: Any, where: str) -> dict[str, list[str]]:
+    """Leaf path → the columns of its components, for leaves of single numbers; others have no entry."""
+    parts = value if isinstance(value, Mapping) else {"": value}
+    names = {str(path): column_names(table, part, where) for path, part in parts.items()}
+    return {path: columns for path, columns in names.items() if all(_is_number(table[key]) for key in columns)}
+
+
 def _gap(numbers: Sequence[int]) -> int | None:
     """The first whole number, from 0 or 1 on, that is not among sorted ones."""
     first = min(numbers[0], 1)

@@ -54,9 +54,12 @@ def describe(data: "Trajectories") -> dict[str, Any]:
         "final_observations": data.final_observations,
         "observations": {path: str(leaf) for path, leaf in leaf_spaces(data.observation_space).items()},
         "actions": {path: str(leaf) for path, leaf in leaf_spaces(data.action_space).items()},
-        "observation_values": {path: _values(leaf) for path, leaf in data.observations.items()},
+        "observation_values": {
+            path: _values(leaf, data.component_names("observations", path)) for path, leaf in data.observations.items()
+        },
         "action_values": {
-            path: _values(data.actions[path]) | _use(leaf, data.actions[path], "action_space" in data.guesses)
+            path: _values(data.actions[path], data.component_names("actions", path))
+            | _use(leaf, data.actions[path], "action_space" in data.guesses)
             for path, leaf in leaf_spaces(data.action_space).items()
         },
         "megabytes": round(sum(array.nbytes for array in arrays) / 1e6, 3),
@@ -79,7 +82,7 @@ def _rows(leaf: Array) -> Iterator[Floats]:
         yield part.reshape(len(part), -1)
 
 
-def _values(leaf: Array) -> dict[str, Any]:
+def _values(leaf: Array, names: list[str] | None) -> dict[str, Any]:
     """Shape, type and range of a leaf [rows, ...], how many of its numbers never change, whether rows are one-hot."""
     extremes: list[Array] = []
     one_hot = leaf.ndim == 2 and leaf.shape[1] > 1
@@ -92,7 +95,7 @@ def _values(leaf: Array) -> dict[str, Any]:
     values |= {"min": float(low.min()), "max": float(high.max()), "constant": int((low == high).sum())}
     values["one_hot"] = one_hot
     if len(low) <= MOST_LISTED:
-        values |= {"low": low.tolist(), "high": high.tolist()}
+        values |= {"low": low.tolist(), "high": high.tolist()} | ({"names": names} if names else {})
     return values
 
 
@@ -164,7 +167,7 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield _fact("memory", f"{summary['megabytes']:.3g} MB")
     yield _fact("fingerprint", summary["fingerprint"])
     for key, value in summary["metadata"].items():
-        if key == "guessed":
+        if key in ("guessed", "names"):  # said above
             continue
         text = value if isinstance(value, str) else json.dumps(value)
         yield _fact(key, text)
@@ -178,32 +181,37 @@ def _leaves(texts: Mapping[str, str], leaves: Mapping[str, Mapping[str, Any]]) -
         yield _row(cells, 13, first=24)
         yield from _wrapped(texts[path], indent="    ", most=2)
         size = math.prod(values["shape"])
+        ranges = list(zip(values.get("low", ()), values.get("high", ()), strict=True))
+        if size > 1 and "names" in values:
+            rows = zip(values["names"], ranges, strict=True)
+            yield from _some(_row((f"    {name}", "", "", *map(_short, pair)), 13, first=24) for name, pair in rows)
         if values["one_hot"]:
             yield "    every row is one-hot"
         if values["constant"]:
-            names = [i for i, (low, high) in enumerate(zip(values.get("low", ()), values.get("high", ()), strict=True))
-                     if low == high]  # fmt: skip
-            which = f": {_enumerated(names)}" if 0 < len(names) < size else ""
+            names = values.get("names", range(len(ranges)))
+            constant = [name for name, (low, high) in zip(names, ranges, strict=True) if low == high]
+            which = f": {_enumerated(constant)}" if 0 < len(constant) < size else ""
             yield from _wrapped(f"{values['constant']:,} of {size:,} numbers never change{which}", indent="    ")
 
 
 def _action_lines(path: str, values: Mapping[str, Any]) -> Iterator[str]:
     where = f" of {path}" if path else ""
+    names = values.get("names") or list(map(str, range(MOST_LISTED)))
     if "error_of_most_frequent" in values:
         yield f"always the most frequent action{where}"
         yield _row(("  component", "classes", "wrong in"), 14, first=14)
-        listed = zip(values["classes"], values["error_of_most_frequent"], strict=True)
-        rows = [(f"  {i}", f"{count}", f"{error:.1%}") for i, (count, error) in enumerate(listed)]
+        listed = zip(names, values["classes"], values["error_of_most_frequent"], strict=False)
+        rows = [(f"  {name}", f"{count}", f"{error:.1%}") for name, count, error in listed]
         yield from _some([_row(row, 14, first=14) for row in rows])
     elif "mean" in values:
         at = "at -1 or 1" if values["bounds_guessed"] else "at a bound"
         yield f"always the mean action{where}: error is the root of the mean square"
         yield _row(("  component", "mean", "error", at, "beyond"), 14, first=14)
         keys = ("mean", "error_of_mean", "share_at_bounds", "share_beyond")
-        rows_ = enumerate(zip(*(values[key] for key in keys), strict=True))
+        rows_ = zip(names, *(values[key] for key in keys), strict=False)
         yield from _some(
-            _row((f"  {i}", _short(mean), _short(error), f"{at:.1%}", f"{beyond:.1%}"), 14, first=14)
-            for i, (mean, error, at, beyond) in rows_
+            _row((f"  {name}", _short(mean), _short(error), f"{at:.1%}", f"{beyond:.1%}"), 14, first=14)
+            for name, mean, error, at, beyond in rows_
         )
         if values["bounds_guessed"] and values["steps_beyond"]:
             yield from _wrapped(
@@ -237,7 +245,11 @@ def _fact(key: str, value: str) -> str:
 
 def _row(cells: Iterable[str], width: int, first: int = 2) -> str:
     head, *rest = cells
-    return f"{head:<{first}}" + "".join(f"{cell:>{width}}" for cell in rest)
+    end = "".join(f"{cell:>{width}}" for cell in rest)
+    room = max(len(end) + first, _WIDTH) - len(end.lstrip()) - 1  # a long name reaches into the blanks behind it
+    if len(head) > room:
+        head = f"{head[: room - 3]}..."
+    return f"{head:<{first}}" + end[max(len(head) - first, 0) :]
 
 
 def _some(lines: Iterable[str]) -> Iterator[str]:
@@ -253,8 +265,8 @@ def _wrapped(text: str, indent: str = "", most: int = 9) -> list[str]:
     )
 
 
-def _enumerated(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:12])) + (", ..." if len(numbers) > 12 else "")
+def _enumerated(names: list[Any]) -> str:
+    return ", ".join(map(str, names[:12])) + (", ..." if len(names) > 12 else "")
 
 
 def _short(value: float) -> str:

@@ -24,6 +24,7 @@ from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.values import Array
 from rltransformers.data.checks import damage, leaf_name
+from rltransformers.data.columns import NESTED
 from rltransformers.data.spaces import Options
 from rltransformers.data.steps import EXTRA as PANDAS_EXTRA
 from rltransformers.data.steps import trajectories_from_steps
@@ -93,7 +94,9 @@ def read_lerobot(path: str | os.PathLike[str], options: Options) -> Trajectories
             UserWarning,
             stacklevel=2,
         )
+    names = {kind: _names(features, columns) for kind, columns in data.metadata["columns"].items() if kind in NESTED}
     facts = {"tasks": tasks, **{key: info[key] for key in ("fps", "robot_type") if info.get(key) is not None}}
+    facts["names"] = {kind: leaves for kind, leaves in names.items() if leaves}
     return replace(data, metadata=dict(data.metadata) | facts, verify=False)
 
 
@@ -119,6 +122,20 @@ def _leaves(columns: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str
         paths = {key: leaf.replace(".", "_") for key, leaf in names.items()}  # one leaf is not below another
     known: dict[str, Any] = {"observations": {path: column(key) for key, path in paths.items()}} if paths else {}
     return known | ({"actions": column("action")} if "action" in columns else {})
+
+
+def _names(features: Mapping[str, Any], value: Any) -> dict[str, list[str]]:
+    """Leaf path → names of its components, as far as the features of what ``columns`` says list them."""
+    parts = value if isinstance(value, Mapping) else {"": value}
+    listed = {}
+    for path, key in parts.items():
+        feature = features.get(key if isinstance(key, str) else key[0], {})
+        names, shape = feature.get("names"), feature.get("shape") or []
+        if isinstance(names, dict) and len(names) == 1:  # {"motors": ["shoulder", "elbow"]}
+            (names,) = names.values()
+        if isinstance(names, list) and [len(names)] == list(shape) and all(isinstance(name, str) for name in names):
+            listed[path] = names
+    return listed
 
 
 def _pictures(column: Any, where: str) -> Array:

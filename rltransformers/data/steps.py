@@ -19,7 +19,7 @@ from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import nested_leaves
 from rltransformers.core.values import Array, Bools, flags
 from rltransformers.data.checks import damage, leaf_name, naming
-from rltransformers.data.columns import USUAL, array_of, choose_columns, column_names, read_column
+from rltransformers.data.columns import USUAL, array_of, choose_columns, column_names, component_names, read_column
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.keys import is_ignored
@@ -149,7 +149,8 @@ def trajectories_from_steps(
                 f"{name}: no column says where episodes end; present: {list(table)}; pass columns={{'episode': ...}}, "
                 f"or 'terminations', 'truncations' or 'dones'"
             )
-    metadata: dict[str, Any] = {"columns": chosen}
+    names = {role: component_names(arrays, chosen[role], f"{name}: {role}") for role in ("observations", "actions")}
+    metadata: dict[str, Any] = {"columns": chosen, "names": {role: each for role, each in names.items() if each}}
     if "rewards" not in roles:
         roles["rewards"] = np.zeros(rows, np.float32)
         metadata["rewards"] = UNKNOWN

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,10 @@ class Trajectories:
     def has_rewards(self) -> bool:
         """Whether rewards were logged; where not they are zeros, which only behavior cloning takes (``mode="bc"``)."""
         return self.metadata.get("rewards") != UNKNOWN
+
+    def component_names(self, kind: Literal["observations", "actions"], path: str) -> list[str] | None:
+        """What the log calls each number of a leaf, such as ["motor_1", "motor_2"]; None where it has no names."""
+        return self.metadata.get("names", {}).get(kind, {}).get(path)
 
     @cached_property
     def returns(self) -> npt.NDArray[np.float64]:
@@ -318,6 +322,9 @@ class Trajectories:
         (evaluated, *others) = (part.metadata.get("eval_env_spec") for part in listed)
         if evaluated is not None and all(each == evaluated for each in others):
             metadata["eval_env_spec"] = evaluated
+        names_of_first = listed[0].metadata.get("names")
+        if names_of_first and all(part.metadata.get("names") == names_of_first for part in listed):
+            metadata["names"] = names_of_first
         if not all(part.has_rewards for part in listed):
             metadata["rewards"] = UNKNOWN
         joined = join_trajectories(listed, name or " + ".join(names), metadata)

@@ -148,7 +148,8 @@ class DecisionInFile(PolicyInFile):
     Inputs: observation leaves of the types of the space; "start" bool [B]; where they decide anything, "reward" [B] of
     the last step and "target_return" [B] of episodes that start here, float64 (NaN asks a policy that predicts returns
     for what it predicts); for heads that sample, "noise" float64 [B, U] and "greedy" bool [B]. Outputs: as for
-    ``ActorCriticInFile``. ``best_return`` is what a client may ask for when it knows nothing better.
+    ``ActorCriticInFile``. ``best_return`` is what a client may ask for when it knows nothing better,
+    ``names`` what the log calls the numbers of observations and actions, so that a client puts them in this order.
 
     Raises:
         ConfigError: for the mode ``recompute``, which keeps no state of the network.
@@ -156,7 +157,9 @@ class DecisionInFile(PolicyInFile):
 
     kind = "DecisionTransformer"
 
-    def __init__(self, decider: Decider, best_return: float) -> None:
+    def __init__(
+        self, decider: Decider, best_return: float, names: dict[str, dict[str, list[str]]] | None = None
+    ) -> None:
         if decider.mode == "recompute":
             raise ConfigError(
                 "acting mode 'recompute' runs the whole context anew for every decision and cannot be written as one "
@@ -164,7 +167,7 @@ class DecisionInFile(PolicyInFile):
             )
         decider = replace(decider, policy=copy.deepcopy(decider.policy).cpu().eval())
         super().__init__(decider.policy.head, decider.policy.tables.current())
-        self.best_return = best_return
+        self.best_return, self.names = best_return, names
         self.step = DecisionStep(decider, ships=True)
         self.reads_target = decider.policy.takes_target
         self.reads_reward = self.reads_target and not decider.delayed_reward
@@ -192,6 +195,7 @@ class DecisionInFile(PolicyInFile):
             "return_scale": policy.return_scale,
             "best_return": self.best_return,
             "predicts_return": policy.return_head is not None,
+            "names": self.names or {},
             # A cache that begins anew never comes to the end of a table of places.
             "longest_episode": longest_episode(policy.backbone, group, whole=decider.mode == "banded"),
         }

@@ -78,6 +78,14 @@ def test_a_log_with_names_of_its_own_is_trained_on(work: Path, capsys: pytest.Ca
     words = ["inspect", path, "--action-space", space, "--json", "--columns"]
     assert json.loads(run(capsys, *words, json.dumps(names)))["return"]["mean"] == pytest.approx(data.returns.mean())
     assert "columns names 'reward'; did you mean 'rewards'?" in refused(capsys, *words, "{reward: gain}")
+    dataset = {"id": path, "action_space": space, "columns": names}
+    config = {"agent": "decision_transformer", "dataset": dataset, "algorithm": {"validation": 0.1}}
+    (work / "walks.yaml").write_text(json.dumps(config | {"train": {"gradient_steps": 1}}))
+    summary = json.loads(run(capsys, "inspect", "walks.yaml", "--json"))
+    assert summary["action_values"][""]["names"] == ["key"] and summary["length"]["max"] == data.lengths.max()
+    assert json.loads(run(capsys, "inspect", "walks.yaml", "--time-limit", "24", "--json"))["truncated_episodes"] == 6
+    (work / "online.yaml").write_text("agent: gtrxl_ppo\nenvironment: {id: CartPole-v1}\ntrain: {total_timesteps: 8}")
+    assert "online.yaml names no recorded data (dataset.id)" in refused(capsys, "inspect", "online.yaml")
     assert "no column is called like observations" in refused(capsys, "train", "offline.yaml", *options())
     assert "columns names 'reward'; did you mean 'rewards'?" in refused(
         capsys, "train", "offline.yaml", *options(reward="gain")

@@ -109,6 +109,16 @@ def unnamed(data: Trajectories) -> Trajectories:
     return replace(data, observations={"": data.observations[leaf]}, observation_space=space)
 
 
+def test_components_keep_their_names(tmp_path: Path) -> None:
+    motors = {"action": {"dtype": "float32", "shape": [1], "names": {"motors": ["gripper"]}}}
+    data = load_trajectories(version_3(tmp_path / "walks", frames(), FEATURES | motors))
+    assert data.component_names("observations", "state") == ["left", "right"]
+    assert data.component_names("actions", "") == ["gripper"]
+    wrong = {"observation.state": {"dtype": "float32", "shape": [2], "names": ["x"]}}
+    odd = load_trajectories(version_3(tmp_path / "odd", frames(), FEATURES | wrong))
+    assert odd.component_names("observations", "state") is None
+
+
 def test_without_rewards_and_flags_the_index_of_episodes_says_all(tmp_path: Path) -> None:
     parts = [part.drop(columns=["next.reward", "next.done"]) for part in frames()]
     data = load_trajectories(version_3(tmp_path / "walks", parts))

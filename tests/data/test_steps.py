@@ -112,6 +112,31 @@ def test_the_guess_is_said_as_the_option_that_says_the_same(kind: Callable[..., 
     assert again.fingerprint() == data.fingerprint()
 
 
+def test_components_keep_the_names_of_their_columns(tmp_path: Path) -> None:
+    columns = {**COLUMNS, "observations": {"arm": ["obs_1", "obs_0"]}, "actions": "action_*"}
+    data = load_trajectories(frame_of(), columns=columns)
+    assert data.component_names("observations", "arm") == ["obs_1", "obs_0"]
+    assert data.component_names("actions", "") == ["action_0"]
+    assert data.component_names("observations", "leg") is None
+    assert load_trajectories(listed()).component_names("observations", "") is None  # vectors in one column
+    data.save(tmp_path / "saved")
+    again = Trajectories.concatenate([data, load_trajectories(str(tmp_path / "saved"))])
+    assert again.component_names("observations", "arm") == ["obs_1", "obs_0"]
+    other = load_trajectories(frame_of(), columns={**columns, "observations": {"arm": ["obs_0", "obs_1"]}})
+    assert Trajectories.concatenate([data, other]).component_names("observations", "arm") is None
+
+
+def test_the_description_calls_components_by_their_columns() -> None:
+    frame = frame_of().rename(columns={"obs_0": "elbow", "obs_1": "an angle of a joint whose name is very long"})
+    columns = {**COLUMNS, "observations": list(frame.columns[:2]), "actions": ["action_0"]}
+    data = load_trajectories(frame.assign(elbow=0.5), columns=columns)
+    lines = data.describe().splitlines()
+    assert any(line.split() == ["elbow", "0.5", "0.5"] for line in lines)
+    assert any(line.strip().startswith("an angle of a joint whose name is very long") for line in lines)
+    assert "    1 of 2 numbers never change: elbow" in lines
+    assert any(line.startswith("  action_0") for line in lines) and max(map(len, lines)) <= 80
+
+
 @pytest.mark.parametrize("kind", [itself, parquet, jsonl, arrow, dicts])
 @pytest.mark.parametrize("final", [True, False])
 def test_lists_under_the_librarys_names_are_read_without_a_word(

@@ -6,7 +6,7 @@ Comments directly above a block, which readers do not see, tell what the test do
     <!-- test: train gtrxl_cue_recall --train.total_timesteps 256 -->     arguments behind commands that begin so
     <!-- test: setup policy = "random" -->             a line of Python that runs first
     <!-- test: continues -->                           the block needs what the Python block before it defined
-    <!-- test: file my_module.py -->                  the Python block is a file, which is imported
+    <!-- test: file my_module.py -->                  the block is a file; a Python block is imported
     <!-- test: skip needs an Atari emulator -->        the block does not run, for this reason
     <!-- test: where torchrl is installed -->          the block runs only where this module can be imported
 
@@ -133,6 +133,7 @@ def run(block: Block, names: dict[str, Any]) -> dict[str, Any]:
             prefixes.append(shlex.split(directive))
     if file is not None:
         file.write_text(source)
+    if file is not None and block.language == "python":
         names = dict(vars(import_module(file.stem)))
     elif block.language == "python":
         names = names if continues else {"__name__": "__main__"}

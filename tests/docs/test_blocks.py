@@ -1,5 +1,6 @@
 """Every block of code in the documents runs as it is printed, but for numbers that make it short."""
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     with unregistered():
         yield
     sys.path[:] = path
-    for name in {"my_mechanisms"} & (sys.modules.keys() - modules):
+    for name in {"my_mechanisms", "arm"} & (sys.modules.keys() - modules):
         del sys.modules[name]
 
 
@@ -51,6 +52,14 @@ def test_the_programs_of_the_readme_print_something(capsys: pytest.CaptureFixtur
         comments = "".join(f"<!-- test: {each} -->\n" for each in block.directives)
         run_page(f"{comments}```python\n{block.text}```\n", block.place)
         assert len(capsys.readouterr().out.splitlines()) >= 2, block.place
+
+
+def test_the_program_for_the_robot_needs_no_torch() -> None:
+    page = (ROOT / "docs" / "guides" / "csv_to_robot.md").read_text()
+    (program,) = (block for block in blocks_of(page, "csv_to_robot.md") if "import onnxruntime" in block.text)
+    imports = [node for node in ast.walk(ast.parse(program.text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in imports}
+    assert names == {"json", "numpy", "onnxruntime", "arm"}
 
 
 def test_what_does_not_run_is_rare_and_has_a_reason() -> None:

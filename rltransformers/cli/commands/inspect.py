@@ -21,14 +21,16 @@ DATASET is a Minari, D4RL or OGBench id (installed on this machine), a file (.hd
 ManiSkill or d3rlpy, .npz, .csv, .jsonl, .parquet, .arrow), or a folder of saved trajectories, of LeRobot, of Parquet
 files or of Hugging Face datasets. It is read and checked as training would: shapes, NaN, lengths, flags. Printed is
 what was understood: leaves and their ranges, spaces, episodes, ends, how actions use their bounds, returns and how
-much of them the start decides, and target returns with the episodes near them.
+much of them the start decides, and target returns with the episodes near them. A config (.yaml) stands for its
+dataset, read as the run would.
 
   rltransformers inspect hopper/mixture-v0
   rltransformers inspect hopper_medium-v2.hdf5 --json
+  rltransformers inspect arm.yaml
   rltransformers inspect log.csv --columns '{observations: [x, y], actions: push, rewards: gain, episode: trial}'
 """,
     )
-    parser.add_argument("dataset", metavar="DATASET", help="id or path")
+    parser.add_argument("dataset", metavar="DATASET", help="id or path, or a config")
     parser.add_argument(
         "--time-limit", type=flag(Count), metavar="N", help="the step limit of the environment, for data that lack it"
     )
@@ -56,16 +58,16 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.data import load_trajectories, normalized_score
     from rltransformers.data.description import description
 
+    dataset, read_as = arguments.dataset, {}
+    if dataset.endswith((".yaml", ".yml")):
+        dataset, read_as = _dataset_of(dataset)
     given = {name: getattr(arguments, name) for name in ("observation_space", "action_space")}
     known: dict[str, Any] = {name: space_from_text(text) for name, text in given.items() if text is not None}
-    data = load_trajectories(
-        arguments.dataset,
-        **known,
-        columns=None if arguments.columns is None else parse_yaml(arguments.columns, "--columns"),
-        observation_leaves=arguments.observation_leaves,
-        time_limit=arguments.time_limit,
-        trust=arguments.trust,
-    )
+    if arguments.columns is not None:
+        known["columns"] = parse_yaml(arguments.columns, "--columns")
+    given = {name: getattr(arguments, name) for name in ("observation_leaves", "time_limit")}
+    known |= {name: value for name, value in given.items() if value is not None}
+    data = load_trajectories(dataset, trust=arguments.trust, **{**read_as, **known})
     summary = data.summary()
     scores = normalized_score(data.env_id or data.name, data.returns)
     if scores is not None:
@@ -78,3 +80,14 @@ def run(arguments: argparse.Namespace) -> None:
         line = f"{key} {guess}; say what it is with --{key.replace('_', '-')}, in a config with dataset.{key}"
         print(textwrap.fill(line, 80, break_on_hyphens=False))
     print(f"ask for them with      --evaluation.target_returns '{json.dumps(summary['target_returns'])}'")
+
+
+def _dataset_of(path: str) -> tuple[str, dict[str, Any]]:
+    """The dataset that a config names, and how it is read."""
+    from rltransformers.core.errors import ConfigError
+    from rltransformers.training.runs.experiment import read_experiment
+
+    dataset = read_experiment(path).dataset
+    if dataset is None or dataset.id is None:
+        raise ConfigError(f"{path} names no recorded data (dataset.id); inspect a file, a folder or an id")
+    return dataset.id, dataset.reading()

@@ -37,6 +37,7 @@ class DataSummary:
         worst_return: lowest episode return; None, as what follows, where only a published model is known.
         lowest_to_go, highest_to_go: of all steps.
         action_units: mean and standard deviation of every component of the Boxes that lack a bound, by path.
+        names: what the log calls the components of leaves: {"actions": {"": ["motor_1", "motor_2"]}}.
     """
 
     return_scale: PositiveNumber
@@ -46,6 +47,7 @@ class DataSummary:
     lowest_to_go: float | None = None
     highest_to_go: float | None = None
     action_units: dict[str, list[list[float]]] | None = None
+    names: dict[str, dict[str, list[str]]] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "summary.")
@@ -197,6 +199,7 @@ def summary_of(data: Trajectories, settings: Settings, return_scale: float | Non
         lowest_to_go=float(return_to_go.min()),
         highest_to_go=float(return_to_go.max()),
         action_units=action_units_of(data),
+        names=data.metadata.get("names"),
     )
 
 

@@ -256,7 +256,7 @@ class StoredDecisionTransformer:
             ConfigError: for another ending, and for what a file of that kind cannot express.
             MissingExtraError: for ONNX without its packages.
         """
-        step = DecisionInFile(self.decider(acting_mode), self.summary.best_return)
+        step = DecisionInFile(self.decider(acting_mode), self.summary.best_return, self.summary.names)
         return write_policy(step, path, batch, self.observation_space, self.action_space, self.verbose)
 
     @strict

@@ -33,7 +33,8 @@ class ActionError:
     """How far predictions of one component of the action lie from what was recorded.
 
     Attributes:
-        component: path of the leaf and index of the component in it, as "arm.2"; a space that is one leaf is "action".
+        component: its column, where the data were a table with a column for each; otherwise path of the leaf and index
+            of the component in it, as "arm.2"; a space that is one leaf is "action".
         measure: "rmse", the root mean square of the difference, in the unit of the action; or "accuracy", the share of
             steps with the recorded class or bit.
         policy: of the most probable action, of a Box the mean.
@@ -150,10 +151,13 @@ class _Sums:
             parts = torch.stack([torch.ones_like(likely), likely, (differences[0] == 0).double().flatten()])
             self.bins += parts.new_zeros(3, BINS).index_add(1, place, parts)
 
-    def action_errors(self, path: str, steps: int) -> list[ActionError]:
+    def action_errors(self, path: str, steps: int, columns: list[str] | None) -> list[ActionError]:
         means = self.errors / steps
         values = (means.sqrt() if self.measured == "rmse" else means).T.tolist()
-        names = [_name(path, index) for index in range(len(values))] if self.leaf.shape else [_name(path)]
+        if columns is not None:
+            names = [_name(column) for column in columns]
+        else:
+            names = [_name(path, index) for index in range(len(values))] if self.leaf.shape else [_name(path)]
         return [ActionError(name, self.measured, *row) for name, row in zip(names, values, strict=True)]
 
     def calibration(self, path: str, steps: int) -> dict[str, float]:
@@ -217,6 +221,10 @@ def validate(
         len(data),
         data.steps,
         total / data.steps,
-        tuple(error for path, each in sums.items() for error in each.action_errors(path, data.steps)),
+        tuple(
+            error
+            for path, each in sums.items()
+            for error in each.action_errors(path, data.steps, data.component_names("actions", path))
+        ),
         {name: value for path, each in sums.items() for name, value in each.calibration(path, data.steps).items()},
     )

@@ -14,8 +14,9 @@ from stable_baselines3.common.logger import configure
 from rltransformers.agents import DecisionTransformer
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.spaces import stack_members
-from rltransformers.data import ContextSampler, Trajectories
+from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.policies.several_modes import MixtureAction
+from rltransformers.policies.shipping import DecisionInFile
 from rltransformers.training.offline.evaluation_callback import EvaluationCallback
 from rltransformers.training.offline.one_step import CLASSES, LARGEST_LEAF, OneStep
 from rltransformers.training.offline.validation import BINS, ValidationResult
@@ -426,3 +427,19 @@ def test_observations_of_many_numbers_and_classes_are_read_in_parts() -> None:
     assert features.shape == (7, LARGEST_LEAF + CLASSES) and one_step.predict(seen).shape == (7, 2)
     words = features[:, -CLASSES:].argmax(1) if list(model.policy.observation_leaves)[-1] == "word" else None
     assert words is not None and words.tolist() == [int(word) % CLASSES for word in seen["word"]]
+
+
+def test_components_are_called_as_in_the_log(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs the extra csv")
+    frame = pandas.DataFrame(np.random.default_rng(0).uniform(-1, 1, (40, 5)), columns=[*"abc", "left/up", "right"])
+    frame["run"] = np.repeat(np.arange(8), 5)
+    columns = {"observations": ["b", "a"], "actions": ["right", "left/up"], "rewards": "c", "episode": "run"}
+    policy = {"backbone": SMALL}
+    data = load_trajectories(frame, columns=columns)
+    model = DecisionTransformer("DTPolicy", data, context_length=3, validation=0.5, policy_kwargs=policy, seed=0)
+    names = [error.component for error in model.validate().errors]
+    assert names == ["right", "left.up"]  # a "/" would begin a section of the log
+    model.save(tmp_path / "model")
+    loaded = DecisionTransformer.load(tmp_path / "model")
+    about = DecisionInFile(loaded.decider(), 1.0, loaded.summary.names).about()
+    assert about["names"] == {"observations": {"": ["b", "a"]}, "actions": {"": ["right", "left/up"]}}
