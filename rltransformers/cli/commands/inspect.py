@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.data import load_trajectories, normalized_score
     from rltransformers.data.description import description
 
-    dataset, read_as = arguments.dataset, {}
+    dataset: str = arguments.dataset
+    read_as: dict[str, Any] = {}
     if dataset.endswith((".yaml", ".yml")):
         dataset, read_as = _dataset_of(dataset)
     given = {name: getattr(arguments, name) for name in ("observation_space", "action_space")}
