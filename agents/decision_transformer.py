@@ -46,7 +46,7 @@ from rltransformers.policies.steps import Acting
 from rltransformers.training.actor import Actor
 from rltransformers.training.evaluation import EvaluationEpisode, EvaluationResult, result_of
 from rltransformers.training.interval_log import IntervalLog
-from rltransformers.training.offline.data import check_longest, data_parts, statistics_of, summary_of
+from rltransformers.training.offline.data import check_longest, data_parts, highest_to_go, statistics_of, summary_of
 from rltransformers.training.offline.episodes import evaluate_decisions, open_environments
 from rltransformers.training.offline.loss import decision_loss, loss_numbers
 from rltransformers.training.offline.playing import OnlineLearner, Turn
@@ -108,12 +108,14 @@ class DecisionTransformer(OnlineLearner):
         advantage_kwargs: options of mode "advantage", see ``AdvantageOptions``: {"bins": 3, "updates": 1_000, ...}.
         top_fraction: train only on the episodes of highest return that together hold at most this fraction of the
             steps (at least one episode); with mode "bc" and 0.1 this is the 10 % behavior cloning of the paper.
-        return_head: "expectile" predicts from every observation the largest return-to-go that the data hold for it
-            (Reinformer, arXiv 2405.08740), and acting asks for that unless it is given a target. Needs mode "dt".
+        return_head: "expectile" predicts from observations and actions the largest return-to-go that the data hold for
+            them (Reinformer, arXiv 2405.08740), and acting asks for that unless it is given a target, within the
+            returns of the data and of its answer before. Needs mode "dt", and returns outside the sequence.
         expectile: level tau of the predicted return: 1/2 predicts the mean, and the nearer to 1, the nearer to the
             largest return (0.9 to 0.999).
         return_in: "sequence" has a token of the return in every step; "condition" leaves returns out of the sequence
-            and lets the newest one condition its output: a third fewer tokens, and a past that no target changes.
+            and lets the newest one condition its output: a third fewer tokens, and a past that no target changes. None:
+            "condition" with a return head, which must not read returns, else "sequence".
         critic: adds the value of the policy's actions to its loss. "qt" (arXiv 2405.17098): with the same weight
             everywhere; "qcs" (arXiv 2402.02017): with a weight that grows with the distance of the episode's return
             from the best one; docs/offline.md says what differs from the published code.
@@ -170,7 +172,7 @@ class DecisionTransformer(OnlineLearner):
         acting: Acting = "eager",
         return_head: ReturnHead | None = None,
         expectile: Expectile = 0.99,
-        return_in: ReturnIn = "sequence",
+        return_in: ReturnIn | None = None,
         critic: CriticName | None = None,
         critic_kwargs: Mapping[str, Any] | None = None,
         action_head: ActionHeadName = "deterministic",
@@ -187,6 +189,7 @@ class DecisionTransformer(OnlineLearner):
         if mode != "dt" and return_scale is not None:
             raise ConfigError(f"mode {mode!r} has no return tokens, so return_scale has no effect; leave it at None")
         device, options = find_device(device), check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
+        return_in = return_in or ("sequence" if return_head is None else "condition")
         backbone = backbone_config(policy_kwargs, mode, context_length, return_in)
         if acting_mode == "auto":  # whether the memory of the backbone limits the view, or the context does
             acting_mode = "banded" if backbone.memory < context_length - 1 else "refresh"
@@ -231,6 +234,7 @@ class DecisionTransformer(OnlineLearner):
             readout,
             read_observation(options.get("observation"), "policy_kwargs.observation"),
             observes_mask(*spaces, options.get("action_masks")),
+            None if return_head is None else highest_to_go(data, discount),
         )
         self.decider()  # a mode that the network cannot act in is refused before it has learned
         self._attach(parts, tensorboard_log, verbose)
@@ -402,7 +406,8 @@ class DecisionTransformer(OnlineLearner):
             target_return: return asked of the episodes that start here, in reward units; when None the best of the
                 dataset, or with a return head what that predicts in every step.
             reward: received after the last action [B]; needed to follow an episode unless the model is behavior
-                cloning, trained with delayed rewards, or asked for nothing.
+                cloning or trained with delayed rewards. A return head that is asked for nothing does without, too: its
+                answers are then limited by the data, and not by those before, as they are in ``evaluate``.
             action_masks: which actions are allowed, [M] or one row per environment, whether or not the data held masks;
                 a mask in the observation gives way to it.
 
@@ -430,7 +435,7 @@ class DecisionTransformer(OnlineLearner):
                     "the return-to-go of a running episode needs the reward of its last step:"
                     " predict(..., reward=rewards); evaluate() does this by itself"
                 )
-        rewards = np.zeros(rows) if reward is None else fit_rewards(reward, start)
+        rewards = np.where(start, 0.0, np.nan) if reward is None else fit_rewards(reward, start)
         noise = None if deterministic else self._action_noise.random((rows, self.policy.head.draws))
         fields, state = steps.step(leaves, state, start, rewards, noise, whole=False)
         actions = fields["action"] if batched else {path: value[0] for path, value in fields["action"].items()}

@@ -13,6 +13,7 @@ def print_results(results: Sequence[Any]) -> None:
     labels = {
         "step": "training step",
         "target_return": "target return",
+        "predicted_return_mean": "predicted return",
         "episodes": "episodes",
         "return_mean": "return, mean",
         "return_std": "return, std",

@@ -3,9 +3,10 @@
 B environments, K steps of context, G tokens per step, W model width, A head outputs, C candidates of an action.
 """
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -23,6 +24,10 @@ from rltransformers.policies.returns import MAX_SCALED
 
 ActingMode = Literal["refresh", "banded", "recompute"]  # what acting remembers; see ``Decider``
 NEWEST = slice(-1, None)
+BEYOND = 0.1
+"""Share of the range of returns by which a prediction may exceed the data before a warning."""
+OF_HEAD = {"predicted_return": torch.float64, "asked": torch.bool}
+"""What the state of a policy with a return head holds besides."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,12 @@ class ActingState:
     memory: State | None
     tokens: Float[Tensor, "B N W"]
     action: Float[Tensor, "B W"]  # token of the action decided last
-    return_to_go: Float[Tensor, " B"]  # asked for in the last step, in reward units, float64; NaN where nobody asked
+    return_to_go: Float[Tensor, " B"]  # what the last action was to return, in reward units, float64; NaN: anything
     step: Int[Tensor, " B"]  # number of the last step inside its episode
+    predicted_return: Float[Tensor, " B"] | None = None
+    """What a return head predicted in the last step, before its limits, in reward units, float64; None without one."""
+    asked: Bool[Tensor, " B"] | None = None
+    """Where a return was asked for, so that the head does not answer; None without a return head."""
 
     def __repr__(self) -> str:
         return f"ActingState(batch {self.batch_size}, memory {self.memory}, tokens {tuple(self.tokens.shape)})"
@@ -49,7 +58,8 @@ class ActingState:
         if self.memory is not None:
             streams = torch.arange(self.memory.batch_size, device=rows.device).view(self.batch_size, -1)
             memory = self.memory[streams[rows].flatten()]
-        return ActingState(memory, *(each[rows] for each in (self.tokens, self.action, self.return_to_go, self.step)))
+        others = self.tokens, self.action, self.return_to_go, self.step, self.predicted_return, self.asked
+        return ActingState(memory, *(None if each is None else each[rows] for each in others))  # type: ignore[arg-type]
 
     @property
     def batch_size(self) -> int:
@@ -74,6 +84,10 @@ class Decider:
             that the more pessimistic critic values most is taken (QT, arXiv 2405.17098). Empty for one action.
         range_to_go: lowest and highest return-to-go in the data; with a discount what is asked for leaves it only as
             far as the target does.
+
+    Where nobody asks for a return, a return head answers: with the return-to-go that it predicts, but at most with the
+    largest of the data at this step of an episode (``DecisionPolicy.limit``), and at most with what the reward left of
+    its answer before.
 
     In the mode ``refresh`` two streams of every environment read the same tokens. Stream s begins anew at the steps n h
     with n even (s = 0) or odd (s = 1), and decides from its K - h-th step to its K-th, the first one from its first: by
@@ -121,7 +135,8 @@ class Decider:
     def check_state(self, state: Any, rows: int) -> None:
         """Raise ConfigError unless a state has the tensors, and these the shapes, of states of this policy and mode."""
         check_state(state, ActingState, rows)
-        tensors = {name: getattr(state, name) for name in ("tokens", "action", "return_to_go", "step")}
+        names = ("tokens", "action", "return_to_go", "step", "predicted_return", "asked")
+        tensors = {name: tensor for name in names if (tensor := getattr(state, name)) is not None}
         memory = {} if state.memory is None else state.memory.tensors
         found = {name: tuple(value.shape) for name, value in (tensors | memory).items()}
         expected = self.state_shapes(state.batch_size)
@@ -154,6 +169,7 @@ class Decider:
             weight.new_zeros(shapes["action"]),
             torch.zeros(shapes["return_to_go"], dtype=torch.float64, device=weight.device),
             torch.zeros(shapes["step"], dtype=torch.long, device=weight.device),
+            *(weight.new_zeros(shapes[name], dtype=kind) for name, kind in OF_HEAD.items() if name in shapes),
         )
 
     def state_shapes(self, batch_size: int) -> dict[str, tuple[int, ...]]:
@@ -161,12 +177,13 @@ class Decider:
         count = self.context_length * policy.tokens_per_step - 1 if self.mode == "recompute" else 0
         rows = batch_size * self.prefixes * self.streams
         memory = policy.backbone.state_forms["only"] if rows else {}
+        names = ["return_to_go", "step", *(OF_HEAD if policy.return_head is not None else ())]
         return {
             "tokens": (batch_size, self.prefixes * count, policy.width),
             "action": (batch_size, policy.width),
-            "return_to_go": (batch_size,),
-            "step": (batch_size,),
-        } | {name: (rows, *shape) for name, shape in memory.items()}
+            **dict.fromkeys(names, (batch_size,)),
+            **{name: (rows, *shape) for name, shape in memory.items()},
+        }
 
     @torch.inference_mode()
     def act(
@@ -185,9 +202,10 @@ class Decider:
         Args:
             observations: by leaf path, [B, *leaf shape].
             start: True where this observation is the first of an episode; what ``state`` held there is forgotten.
-            reward: of the previous step; not read where an episode starts.
+            reward: of the previous step; not read where an episode starts. NaN where it is unknown, which is allowed
+                where nobody asks for a return: only the data limit the answer of a return head then.
             target_return: what an episode that starts here is asked to return; not read elsewhere. NaN asks for
-                nothing: a policy that predicts returns then fills in what it predicts, in every step.
+                nothing: a return head then answers in every step.
             noise: numbers in [0, 1) to sample actions with, [B, U]; None takes the most probable action.
             overwrites: nobody needs ``state`` any more: its rings are written in place and belong to the next state.
 
@@ -196,15 +214,33 @@ class Decider:
         """
         tables, policy = self.policy.tables.current(), self.policy
         self.check_places(state, start)
+        inputs, found = (start, reward, target_return, noise), cast(tuple[dict[str, Tensor], ActingState] | None, None)
         if policy.machine_code is not None and self.mode != "recompute":
-            found = policy.machine_code(
-                self, observations, state, start, reward, target_return, noise, tables, overwrites
-            )
-            if found is not None:
-                return found
-        inputs = start, reward, target_return, noise
-        actions, _, state = self.decide(observations, state, *inputs, tables=tables, overwrites=overwrites)
-        return actions, state
+            found = policy.machine_code(self, observations, state, *inputs, tables, overwrites)
+        if found is None:
+            actions, _, after = self.decide(observations, state, *inputs, tables=tables, overwrites=overwrites)
+            found = actions, after
+        if policy.return_head is not None and not policy.warned:
+            self.warn_beyond_data(found[1])
+        return found
+
+    def warn_beyond_data(self, state: ActingState) -> None:
+        """Warn once per policy of a prediction that lies a tenth of the range of returns beyond the data, or more."""
+        assert state.predicted_return is not None and state.asked is not None
+        limit = self.policy.limit(state.step)
+        beyond = (state.predicted_return - limit).masked_fill(state.asked, -torch.inf)
+        row, (lowest, highest) = int(beyond.argmax()), self.range_to_go
+        if float(beyond[row]) <= BEYOND * (highest - lowest):
+            return
+        self.policy.warned = True
+        warnings.warn(
+            f"the return head predicts a return-to-go of {float(state.predicted_return[row]):.4g} in step"
+            f" {int(state.step[row])}, where no episode of the data had more than {float(limit[row]):.4g};"
+            f" acting takes {float(state.return_to_go[row]):.4g}. More updates or a lower expectile bring it nearer to"
+            " the data, and target_return asks for a return of your own",
+            UserWarning,
+            stacklevel=3,
+        )
 
     def check_places(self, state: ActingState, start: Bool[Tensor, " B"]) -> None:
         """Raise DataError unless position tables reach to the next step."""
@@ -236,9 +272,15 @@ class Decider:
         if self.discount != 1.0:
             asked = self.within_range(asked / self.discount, state.return_to_go)
         asked = torch.where(start, target_return.to(asked), asked)
-        step = next_step(state, start)
-        goals = policy.scaled(self.goals(asked, step))
-        features, reading = self._features(observations, state, goals, start, step, tables, overwrites)
+        step, of_head = next_step(state, start), cast(tuple[Tensor, ...], ())
+        features, memory, tokens = self._read(observations, state, asked, start, step, tables, overwrites)
+        if state.asked is not None:
+            somebody_asks = (start & ~target_return.isnan()) | (~start & state.asked)  # runtimes choose numbers only
+            predicted, answer = self.answer(features, asked, step)
+            asked, of_head = torch.where(somebody_asks, asked, answer), (predicted, somebody_asks)
+        if policy.condition is not None:
+            goals = self.goals(asked, step)
+            features = policy.conditioned(by_stream(features, goals.shape[1]), policy.scaled(goals).flatten())
         candidates = max(len(self.jitter), 1)
         masks = {path: by_stream(each, candidates) for path, each in observations.items() if path == ACTION_MASK}
         outputs = policy.masked(policy.head(features), masks)
@@ -249,7 +291,7 @@ class Decider:
         if self.jitter:
             best = self._best(observations, actions)
             actions, outputs = {path: value[best] for path, value in actions.items()}, outputs[best]
-        after = ActingState(reading.memory, reading.newest(), policy.head.embed(actions), asked, step)
+        after = ActingState(memory, tokens, policy.head.embed(actions), asked, step, *of_head)
         return actions, outputs, after
 
     def goals(self, asked: Float[Tensor, " B"], step: Int[Tensor, " B"]) -> Float[Tensor, "B C"]:
@@ -271,33 +313,97 @@ class Decider:
         lowest, highest = self.range_to_go
         return torch.minimum(torch.maximum(returns, unbounded.clamp(max=lowest)), unbounded.clamp(min=highest))
 
-    def _features(
+    def answer(
+        self, features: Float[Tensor, "B W"], left: Float[Tensor, " B"], step: Int[Tensor, " B"]
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+        """What the return head predicts, and its answer within the limits, in reward units.
+
+        Args:
+            left: what the reward left of the last answer; NaN for no limit.
+        """
+        predicted = self.policy.predicted_return(features).to(left.dtype) * self.policy.return_scale
+        return predicted, predicted.minimum(self.policy.limit(step)).minimum(left.masked_fill(left.isnan(), torch.inf))
+
+    def _read(
         self,
         observations: Mapping[str, Tensor],
         state: ActingState,
-        goals: Float[Tensor, "B C"],
+        asked: Float[Tensor, " B"],
         start: Bool[Tensor, " B"],
         step: Int[Tensor, " B"],
         tables: dict[str, Tensor],
         overwrites: bool,
-    ) -> tuple[Float[Tensor, "R W"], "Reading"]:
-        """Input of the head, for every candidate of every environment, under returns in network units."""
-        policy, count, prefixes = self.policy, goals.shape[1], self.prefixes
-        task = None if policy.task is None else policy.task.read(observations)
-        reading = Reading(self, state, start, step, task, tables, overwrites)
+    ) -> tuple[Float[Tensor, "R W"], State | None, Float[Tensor, "B N W"]]:
+        """Features of the observations, the memory after them, and the newest tokens.
+
+        Rows are environments times candidates whose pasts differ (``prefixes``), R of them.
+        """
+        policy, count = self.policy, self.prefixes
         seen = policy.observe(observations).at_once()
-        before, token = (by_stream(each, prefixes) for each in (state.action, seen.token[:, 0]))
-        if policy.embed_return is None or policy.return_head is not None:
-            features = reading.feed([before, token], policy.context(seen, slice(1, 2)))
-            if policy.return_head is not None:
-                goals = torch.where(goals.isnan(), policy.predicted_return(features)[:, None], goals)
-            if policy.embed_return is not None:
-                features = reading.feed([policy.embed_scaled(goals.flatten())], policy.context(seen, slice(0, 0)))
-            elif policy.condition is not None:
-                features = policy.conditioned(by_stream(features, count), goals.flatten())
-            return features, reading
-        tokens = [before, policy.embed_scaled(goals.flatten()), token]
-        return reading.feed(tokens, policy.context(seen, slice(2, 3))), reading
+        new = [by_stream(each, count) for each in (state.action, seen.token[:, 0])]
+        if policy.embed_return is not None:
+            new.insert(1, policy.embed_scaled(policy.scaled(self.goals(asked, step)).flatten()))
+        tokens, task = torch.stack(new, 1), None if policy.task is None else policy.task.read(observations)
+        if state.memory is None:
+            return self._recompute(tokens, state, step, task)
+        context = policy.context(seen, slice(len(new) - 1, len(new)))
+        return self._cached(tokens, state, start, step, task, context, tables, overwrites)
+
+    def _cached(
+        self,
+        new: Float[Tensor, "R G W"],
+        state: ActingState,
+        start: Bool[Tensor, " B"],
+        step: Int[Tensor, " B"],
+        task: Int[Tensor, " B"] | None,
+        context: Context | None,
+        tables: dict[str, Tensor],
+        overwrites: bool,
+    ) -> tuple[Float[Tensor, "R W"], State, Float[Tensor, "B N W"]]:
+        """By feeding only the tokens of this step to all streams.
+
+        Where a stream begins anew, it does so at the second token and at the first one too: that is the previous
+        action, which nobody looks at then, and behind what the stream read before there may be no place for it.
+        """
+        assert state.memory is not None
+        group, streams, rows = new.shape[1], self.streams, self.prefixes * self.streams
+        begins = start[:, None]
+        if streams == 2:
+            begins = begins | self.beginnings(step)
+        reset = torch.stack([begins, begins] + [torch.zeros_like(begins)] * (group - 2), -1)
+        times = torch.stack([state.step] + [step] * (group - 1), 1)
+        features, memory = self.policy.backbone.step(
+            by_stream(new, streams),
+            state.memory,
+            by_stream(reset, self.prefixes).flatten(0, 1),
+            timestep=by_stream(times, rows),
+            task=None if task is None else by_stream(task[:, None].expand(-1, group), rows),
+            context=None if context is None else context.repeated(rows),
+            wanted=NEWEST,
+            tables=tables,
+            overwrites=overwrites,
+        )
+        newest = features[:, -1]
+        if streams == 2:
+            even, odd = newest.unflatten(0, (-1, 2)).unbind(1)
+            newest = torch.where(by_stream(self.cache(step), self.prefixes)[:, None] % 2 == 1, odd, even)
+        return newest, memory, state.tokens
+
+    def _recompute(
+        self, new: Float[Tensor, "R G W"], state: ActingState, step: Int[Tensor, " B"], task: Int[Tensor, " B"] | None
+    ) -> tuple[Float[Tensor, "R W"], None, Float[Tensor, "B N W"]]:
+        """From the newest steps alone: an episode of their own."""
+        rows, group, width = new.shape
+        length = state.tokens.shape[1] // self.prefixes
+        tokens = torch.cat([state.tokens.reshape(rows, length, width), new], 1)[:, -length:]
+        step = by_stream(step, self.prefixes)
+        first = length + 1 - group * self.window(step)
+        steps_ago = descending(length + 1, new.device)[:length] // group
+        timestep = (step[:, None] - steps_ago).clamp(min=0)
+        tasks = None if task is None else by_stream(task, self.prefixes)[:, None].expand(-1, length)
+        reset = torch.arange(length, device=new.device) == first[:, None]
+        features, _ = self.policy.backbone(tokens, reset=reset, timestep=timestep, task=tasks, wanted=NEWEST)
+        return features[:, -1], None, tokens.reshape(state.tokens.shape)
 
     def _best(self, observations: Mapping[str, Tensor], actions: dict[str, Tensor]) -> Int[Tensor, " B"]:
         """Of the candidates of every environment, the row of the one that the more pessimistic critic values most."""
@@ -316,95 +422,6 @@ class Decider:
             begins = within == first
             found.append(begins if again == first else begins | (within == again))
         return torch.stack(found, -1)
-
-
-class Reading:
-    """Feeds the tokens of one step, a part at a time, to what acting remembers; holds what it remembers then.
-
-    Rows are environments times candidates whose pasts differ (``Decider.prefixes``), R of them.
-    """
-
-    def __init__(
-        self,
-        decider: Decider,
-        state: ActingState,
-        start: Bool[Tensor, " B"],
-        step: Int[Tensor, " B"],
-        task: Int[Tensor, " B"] | None,
-        tables: dict[str, Tensor],
-        overwrites: bool,
-    ) -> None:
-        self.decider, self.backbone, self.group = decider, decider.policy.backbone, decider.policy.tokens_per_step
-        self.memory, self.tables, self.overwrites = state.memory, tables, overwrites
-        count = decider.prefixes
-        self.start, self.step, self.before = (by_stream(each, count) for each in (start, step, state.step))
-        self.task = None if task is None else by_stream(task, count)
-        rows, width = self.step.shape[0], state.tokens.shape[-1]
-        self.length = state.tokens.shape[1] // count
-        self.tokens = state.tokens.reshape(rows, self.length, width)
-        self.opens = True
-
-    def feed(self, new: Sequence[Float[Tensor, "R W"]], context: Context | None) -> Float[Tensor, "R W"]:
-        """Features of the last of these tokens; the first part of a step begins with the previous action."""
-        tokens = torch.stack(tuple(new), 1)
-        features = self._recompute(tokens) if self.memory is None else self._cached(tokens, context)
-        self.opens = False
-        return features
-
-    def newest(self) -> Float[Tensor, "B N W"]:
-        """The newest tokens, in the mode ``recompute``."""
-        rows, length, width = self.tokens.shape
-        return self.tokens.reshape(rows // self.decider.prefixes, self.decider.prefixes * length, width)
-
-    def _cached(self, new: Float[Tensor, "R N W"], context: Context | None) -> Float[Tensor, "R W"]:
-        """By feeding only new tokens to all streams.
-
-        Where a stream begins anew, it does so at the second token and at the first one too: that is the previous
-        action, which nobody looks at then, and behind what the stream read before there may be no place for it.
-        """
-        assert self.memory is not None
-        count, streams, reset = new.shape[1], self.decider.streams, None
-        times = [self.step] * count
-        if self.opens:
-            begins = self.start[:, None]
-            if streams == 2:
-                begins = begins | self.decider.beginnings(self.step)
-            reset = torch.stack([begins, begins] + [torch.zeros_like(begins)] * (count - 2), -1).flatten(0, 1)
-            times[0] = self.before
-        task = self.task
-        features, self.memory = self.backbone.step(
-            by_stream(new, streams),
-            self.memory,
-            reset,
-            timestep=by_stream(torch.stack(times, 1), streams),
-            task=None if task is None else by_stream(task[:, None].expand(-1, count), streams),
-            context=None if context is None else context.repeated(self.decider.prefixes * streams),
-            wanted=NEWEST,
-            tables=self.tables,
-            overwrites=self.overwrites,
-        )
-        if streams == 1:
-            return features[:, -1]
-        even, odd = features[:, -1].unflatten(0, (-1, 2)).unbind(1)
-        return torch.where(self.decider.cache(self.step)[:, None] % 2 == 1, odd, even)
-
-    def _recompute(self, new: Float[Tensor, "R N W"]) -> Float[Tensor, "R W"]:
-        """From the newest steps alone: an episode of their own.
-
-        What is kept ends with the last token before an action; a part of a step ends earlier.
-        """
-        group, count = self.group, self.length
-        missing = group - new.shape[1] if self.opens else 0
-        self.tokens = torch.cat([self.tokens, new], 1)[:, missing - count :]
-        length = self.tokens.shape[1]
-        first = count + 1 - group * self.decider.window(self.step)
-        index = torch.arange(length, device=new.device)
-        steps_ago = descending(count + 1, new.device)[:length] // group
-        timestep = (self.step[:, None] - steps_ago).clamp(min=0)
-        tasks = None if self.task is None else self.task[:, None].expand(-1, length)
-        reset = index == first[:, None]
-        features, _ = self.backbone(self.tokens, reset=reset, timestep=timestep, task=tasks, wanted=NEWEST)
-        return features[:, -1]
 
 
 def next_step(state: ActingState, start: Bool[Tensor, " B"]) -> Int[Tensor, " B"]:

@@ -1,8 +1,8 @@
 """The Decision Transformer as a module (arXiv 2106.01345, section 3); how it acts is in ``decider``.
 
-One environment step is a group of tokens in this order: return-to-go, observation, action; with a head that predicts
-returns observation, return-to-go, action; observation and action where returns are no tokens. B batch or environments,
-K steps of a window, G tokens per step, W model width, A head outputs.
+One environment step is a group of tokens in this order: return-to-go, observation, action; observation and action
+where returns are no tokens. B batch or environments, K steps of a window, G tokens per step, W model width, A head
+outputs, L steps of the longest episode.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import Space, leaf_spaces, normalized_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.core.values import to_tensor
-from rltransformers.functional.call import EVERY, Context
+from rltransformers.functional.call import Context
 from rltransformers.functional.windows import padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.action_leaves import ContinuousAction, Units
@@ -52,8 +52,10 @@ class DecisionPolicy(nn.Module):
             counts, see ``ReturnCondition`` (G = 2).
         advantage_bins: number of bins of advantages that stand in the place of returns, in tokens or as the condition;
             acting asks for the last one, the best. None for returns.
-        predicts_return: whether a head on the observation token predicts the return-to-go, whose token then follows it
-            (Zhuang et al. 2024, arXiv 2405.08740); acting fills in what nobody asks for.
+        highest_to_go: with it a head predicts the return-to-go (Zhuang et al. 2024, arXiv 2405.08740), which acting
+            takes where nobody asks for a return. It reads no returns, so ``return_in`` is "condition", and its answer
+            is at most this number for the step of the episode, the last one for all later steps: the largest
+            return-to-go in the data [L], in reward units. None for no head.
         critic_width: of twin critics that stand beside the policy and judge its actions; None for no critics.
         box: what makes the leaf of a Box, see ``box_leaf``.
         action_units: mean and standard deviation of the actions of Boxes by path, the units of components without
@@ -67,8 +69,11 @@ class DecisionPolicy(nn.Module):
             allows; None: where there is one.
 
     Raises:
-        ConfigError: for an unsupported space, or one without the elements that an encoder or the backbone reads.
+        ConfigError: for an unsupported space, one without the elements that an encoder or the backbone reads, and
+            predicted returns in the sequence.
     """
+
+    highest_to_go: Tensor  # [L], of a policy with a return head
 
     def __init__(
         self,
@@ -83,7 +88,7 @@ class DecisionPolicy(nn.Module):
         encoder: Encoding | None = None,
         action_masks: bool | None = None,
         return_in: ReturnIn = "sequence",
-        predicts_return: bool = False,
+        highest_to_go: Float[Tensor, " L"] | None = None,
         critic_width: int | None = None,
         box: BoxLeaf = ContinuousAction,
         action_units: Mapping[str, Units] | None = None,
@@ -111,7 +116,13 @@ class DecisionPolicy(nn.Module):
         self.embed_return = return_embedding(self.width, advantage_bins) if in_sequence else None
         in_condition = return_conditioned and not in_sequence
         self.condition = ReturnCondition(self.width, advantage_bins) if in_condition else None
-        self.return_head = nn.Linear(self.width, 1) if predicts_return else None
+        self.return_head: nn.Linear | None = None
+        self.warned = False  # of predicted returns beyond the data
+        if highest_to_go is not None:
+            if self.condition is None:
+                raise ConfigError("predicted returns are predicted from no returns; set return_in to 'condition'")
+            self.return_head = nn.Linear(self.width, 1)
+            self.register_buffer("highest_to_go", highest_to_go.double())
         self.critics: TwinCritics | None = None
         if critic_width is not None:
             check_alternatives(self.head)
@@ -179,9 +190,18 @@ class DecisionPolicy(nn.Module):
         return self.embed_return(scaled.unsqueeze(-1))
 
     def predicted_return(self, features: Float[Tensor, "... W"]) -> Float[Tensor, "..."]:
-        """Return-to-go in network units, from features of observation tokens."""
+        """Return-to-go in network units, from features of observation tokens, which no return has a part in."""
         assert self.return_head is not None
         return self.return_head(features).squeeze(-1)
+
+    def limit(self, step: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """The largest return-to-go that the data hold at these steps of an episode, in reward units."""
+        return self.highest_to_go[step.clamp(max=len(self.highest_to_go) - 1)]
+
+    def raise_limits(self, highest: Float[Tensor, " M"]) -> None:
+        """Take the largest return-to-go at every step of other episodes into account, in place."""
+        step = torch.arange(len(highest), device=self.highest_to_go.device).clamp(max=len(self.highest_to_go) - 1)
+        self.highest_to_go.scatter_reduce_(0, step, highest.to(self.highest_to_go), "amax")
 
     def conditioned(self, features: Float[Tensor, "... W"], scaled: Float[Tensor, "..."]) -> Float[Tensor, "... W"]:
         """Input of the head: the features themselves, unless returns condition them."""
@@ -298,29 +318,23 @@ class DecisionPolicy(nn.Module):
         asked = torch.where(valid, return_to_go, 0.0)
         seen = self.observe(observations)
         step = [seen.token, self.head.embed(blank_invalid(self.head.spaces, actions, valid))]
-        if self.embed_return is not None:  # behind the observation that it is predicted from, else before it
-            step.insert(0 if self.return_head is None else 1, self.embed_scaled(self.scaled(asked)))
+        if self.embed_return is not None:
+            step.insert(0, self.embed_scaled(self.scaled(asked)))
         tokens = torch.stack(step, -2).flatten(1, 2)
         group = self.tokens_per_step
         # Padding behind the valid steps is never looked at; only what averages over tokens has to know of it.
         averages = record is not None and (record.weights or bool(self.backbone.aux_weights))
         needs_valid = averages or not padded_behind(valid)
-        decides, two_places = slice(group - 2, None, group), self.return_head is not None and group == 3
+        decides = slice(group - 2, None, group)
         features: Tensor
         features, _ = self.backbone(  # nothing is predicted from the last action
             tokens[:, :-1],
             valid=valid.repeat_interleave(group, 1)[:, :-1] if needs_valid else None,
             timestep=torch.where(valid, timestep, 0).repeat_interleave(group, 1)[:, :-1],
             task=None if self.task is None else self.task.read(observations).repeat_interleave(group, 1)[:, :-1],
-            context=self.context(seen, slice(0 if two_places else group - 2, None, group)),
-            wanted=EVERY if two_places else decides,
+            context=self.context(seen, decides),
+            wanted=decides,
             record=record,
         )
-        if self.return_head is None:
-            return self.conditioned(features, self.scaled(asked)), None
-        predicted = self.predicted_return(features[:, ::group] if two_places else features)
-        if two_places:
-            features = features[:, decides]
-            if record is not None:
-                record.choose(decides)
+        predicted = None if self.return_head is None else self.predicted_return(features)
         return self.conditioned(features, self.scaled(asked)), predicted

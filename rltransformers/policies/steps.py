@@ -138,13 +138,16 @@ class DecisionStep(nn.Module):
         }  # fmt: skip
         if state.tokens.shape[1]:
             tensors["tokens"] = state.tokens
+        if state.predicted_return is not None and state.asked is not None:
+            tensors |= {"predicted_return": state.predicted_return, "asked": state.asked}
         return tensors | {"action_token": state.action, "return_to_go": state.return_to_go, "step": state.step}
 
     def from_dict(self, state: Tensors) -> ActingState:
         memory = {name: value.flatten(0, 1) for name, value in part_of("memory", state).items()}
         action = state["action_token"]
         tokens = state.get("tokens", action.new_zeros(action.shape[0], 0, action.shape[1]))
-        return ActingState(State(memory) if memory else None, tokens, action, state["return_to_go"], state["step"])
+        numbers = state["return_to_go"], state["step"], state.get("predicted_return"), state.get("asked")
+        return ActingState(State(memory) if memory else None, tokens, action, *numbers)
 
 
 class LeftBehind:

@@ -272,7 +272,7 @@ class Actor:
                 "this policy reads the reward of the last step: actor(observation, reward), or predict(..., reward="
                 "rewards); evaluate_policy passes none: evaluate_policy(actor, actor.watch(env))"
             )
-        rewards = np.zeros(rows) if reward is None else fit_rewards(reward, starts)
+        rewards = np.where(starts, 0.0, np.nan) if reward is None else fit_rewards(reward, starts)
         if action_masks is not None or policy.needs_masks:
             if not policy.takes_masks:
                 raise ConfigError("action_masks are given to a policy that learned without; leave them out")

@@ -54,6 +54,8 @@ class EvaluationResult:
         step: training step of the evaluated weights, ``num_timesteps`` of the model; None when it has none.
         discounted_returns: returns as ``target_return`` counts them, of a Decision Transformer with a ``discount``
             below 1; None where these are ``returns``.
+        predicted_returns: what a return head answered in the first step of each episode, the return that the policy
+            then acted for; None without a return head, and where a return was asked for.
     """
 
     env_id: str | None
@@ -64,9 +66,12 @@ class EvaluationResult:
     target_return: float | None = None
     step: int | None = None
     discounted_returns: tuple[float, ...] | None = None
+    predicted_returns: tuple[float, ...] | None = None
 
     def __repr__(self) -> str:
         target = "" if self.target_return is None else f", asked for {self.target_return:g}"
+        if self.predicted_return is not None:
+            target = f", predicted {self.predicted_return:g}"
         success = "" if self.success_rate is None else f", success {self.success_rate:.2f}"
         step = "" if self.step is None else f", step {self.step:,}"
         return (
@@ -77,7 +82,7 @@ class EvaluationResult:
     def __post_init__(self) -> None:
         if not self.returns:
             raise ConfigError("an evaluation needs at least one episode")
-        for name in ("lengths", "seeds", "successes", "discounted_returns"):
+        for name in ("lengths", "seeds", "successes", "discounted_returns", "predicted_returns"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.returns):
                 raise ConfigError(f"{name} has {len(values)} entries for {len(self.returns)} episodes")
@@ -96,6 +101,11 @@ class EvaluationResult:
     def std(self) -> float:
         """Standard deviation of the returns over episodes (not of their mean)."""
         return float(np.std(self.returns))
+
+    @property
+    def predicted_return(self) -> float | None:
+        """Mean return that a return head predicted in the first step, within its limits; None where it did not."""
+        return None if self.predicted_returns is None else float(np.mean(self.predicted_returns))
 
     @property
     def success_rate(self) -> float | None:
@@ -132,6 +142,7 @@ class EvaluationResult:
             "return_iqm": float(iqm(self.returns)),
             "return_iqm_interval": [low, high],
             "length_mean": float(np.mean(self.lengths)),
+            "predicted_return_mean": self.predicted_return,
             "alignment_error": self.alignment_error,
             "discounted_return_mean": None if discounted is None else float(np.mean(discounted)),
             "success_rate": self.success_rate,
@@ -195,6 +206,7 @@ class EvaluationEpisode:
     discounted: float = 0.0
     length: int = 0
     success: bool | None = None
+    predicted: float | None = None  # answer of a return head in the first step
 
     def __post_init__(self) -> None:
         self.noise = episode_noise(self.seed)
@@ -250,6 +262,7 @@ def result_of(episodes: Sequence[EvaluationEpisode], env_id: str | None, step: i
     """The result of episodes that were played with one target return, by the weights of training step ``step``."""
     discount = episodes[0].discount
     successes = tuple(episode.success for episode in episodes if episode.success is not None)
+    predicted = tuple(episode.predicted for episode in episodes if episode.predicted is not None)
     return EvaluationResult(
         env_id=env_id,
         returns=tuple(episode.total for episode in episodes),
@@ -258,6 +271,7 @@ def result_of(episodes: Sequence[EvaluationEpisode], env_id: str | None, step: i
         successes=successes if len(successes) == len(episodes) else None,
         target_return=episodes[0].target,
         discounted_returns=None if discount == 1.0 else tuple(episode.obtained for episode in episodes),
+        predicted_returns=predicted or None,
         step=step,
     )
 

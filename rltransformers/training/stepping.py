@@ -68,7 +68,7 @@ class Stepping(Protocol):
         Args:
             leaves: observations by path [B, ...], and masks as the leaf ``action_mask`` int8 [B, M].
             start: where an episode begins [B]; what ``state`` holds there is not read.
-            rewards: of the last step [B], 0 where an episode begins.
+            rewards: of the last step [B], 0 where an episode begins, NaN where they are unknown and not needed.
             noise: [B, U]; None takes the most likely action.
             whole: all fields, computed in eager mode; False gives the action at least.
         """
@@ -171,7 +171,7 @@ class DecisionSteps(Stepping):
     def needs_reward(self, state: ActingState, start: Bools) -> bool:
         if not self._decider.policy.takes_target or self._decider.delayed_reward:
             return False
-        return bool((~start & ~state.return_to_go.isnan().cpu().numpy()).any())
+        return bool((~start & (True if state.asked is None else state.asked.cpu().numpy())).any())
 
     def step(
         self,
@@ -330,8 +330,8 @@ class FileSteps(Stepping):
             raise CheckpointError(f"initial_state is of {sorted(self._initial)}, the state of {sorted(file.state)}")
         if "noise" not in file.inputs and self.noise:
             raise CheckpointError("it describes noise and takes none")
-        if "return_to_go" in file.state and len(file.state["return_to_go"]["shape"]) != 1:
-            raise CheckpointError("return_to_go of the state is not one number for each environment")
+        if "asked" in file.state and len(file.state["asked"]["shape"]) != 1:
+            raise CheckpointError("asked of the state is not one truth for each environment")
 
     def _try(self) -> None:
         """Take a step from zeros, which an edited description may not survive."""
@@ -366,8 +366,7 @@ class FileSteps(Stepping):
     def needs_reward(self, state: FileState, start: Bools) -> bool:
         if "reward" not in self._file.inputs:
             return False
-        asked = state.tensors.get("return_to_go")
-        return bool((~start & ~np.isnan(asked)).any()) if asked is not None else not start.all()
+        return bool((~start & state.tensors.get("asked", np.True_)).any())
 
     def step(
         self, leaves: Leaves, state: FileState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None, whole: bool

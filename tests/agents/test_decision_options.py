@@ -1,9 +1,11 @@
 """Decision Transformers beyond cloning: predicted returns, critics, returns outside the sequence."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -15,12 +17,13 @@ from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.data import ContextBatch, Trajectories
 from rltransformers.policies.shipping import DecisionInFile
+from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.offline.evaluation_callback import EvaluationCallback
 from tests.agents.test_decision_transformer import TINY, Losses, make, record, weights
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "head": {"return_head": "expectile"},
     "condition": {"return_in": "condition"},
-    "head, condition": {"return_head": "expectile", "return_in": "condition"},
     "qcs": {"critic": "qcs", "critic_kwargs": {"width": 16, "alignment": 0.5, "weight": 2.0}},
     "qt": {"critic": "qt", "critic_kwargs": {"width": 16, "candidates": 4}},
     "qt, condition": {"critic": "qt", "critic_kwargs": {"width": 16, "candidates": 3}, "return_in": "condition"},
@@ -157,12 +160,18 @@ def plain_outputs(policy: Any, batch: ContextBatch, b: int, more: float) -> tupl
     tokens, times, n = [], [], int(batch.valid[b].sum())
     for t in range(n):
         tokens.append(policy.encoder({"": batch.observations[""][b, t]}))
-        tokens.append(policy.embed_return((batch.return_to_go[b, t] + more)[None] / policy.return_scale))
         tokens.append(policy.head.embed({"": batch.actions[""][b, t]}))
-        times += 3 * [int(batch.timestep[b, t])]
+        times += 2 * [int(batch.timestep[b, t])]
     features, _ = policy.backbone(torch.stack(tokens)[None], timestep=torch.tensor(times)[None])
-    outputs = [policy.head.linear(features[0, 3 * t + 1]) for t in range(n)]
-    returns = [policy.return_head(features[0, 3 * t])[0] for t in range(n)]
+    outputs, returns = [], []
+    for t in range(n):
+        seen, place = features[0, 2 * t], policy.condition
+        scaled = (batch.return_to_go[b, t] + more)[None] / policy.return_scale
+        scale, shift = place.modulate(torch.nn.functional.silu(place.embed(scaled))).split(8)
+        normal = (seen - seen.mean()) / (seen.var(unbiased=False) + 1e-5).sqrt()
+        hidden = torch.nn.functional.gelu(place.expand(normal * (1 + scale) + shift))
+        outputs.append(policy.head.linear(seen + place.contract(hidden)))
+        returns.append(policy.return_head(seen)[0])
     return torch.stack(outputs), torch.stack(returns)
 
 
@@ -292,12 +301,10 @@ def test_the_parameters_after_some_updates_are_those_of_a_plain_loop(kind: str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("place", "expectile", "expected"),
-    [("sequence", 0.5, "mean"), ("condition", 0.999, "largest")],
+    ("expectile", "expected"),
+    [(0.5, "mean"), (0.999, "largest")],
 )
-def test_the_head_predicts_the_mean_or_the_largest_return_of_two_behaviors(
-    place: Any, expectile: float, expected: str
-) -> None:
+def test_the_head_predicts_the_mean_or_the_largest_return_of_two_behaviors(expectile: float, expected: str) -> None:
     """From the same first observation one behavior earns 2 a step, the other 10: 12 and 60 in all."""
     earned = [10.0, 2.0, 2.0] * 20
     recorded = [
@@ -315,7 +322,7 @@ def test_the_head_predicts_the_mean_or_the_largest_return_of_two_behaviors(
         action_space=spaces.Box(-1, 1, (1,), np.float32), name="two",
     )  # fmt: skip
     model = make(
-        data, return_head="expectile", expectile=expectile, return_in=place, context_length=6, learning_rate=1e-2,
+        data, return_head="expectile", expectile=expectile, context_length=6, learning_rate=1e-2,
         decay_steps=500, batch_size=64, whole_episodes=True,
         policy_kwargs={"backbone": {**TINY["backbone"], "layers": 1, "dropout": 0.0}},
     ).learn(500)  # fmt: skip
@@ -334,6 +341,79 @@ def test_the_head_predicts_the_mean_or_the_largest_return_of_two_behaviors(
         assert float(action[0, 0]) == pytest.approx(0.8, abs=0.1)
 
 
+@pytest.mark.parametrize("settings", [{}, {"discount": 0.9}, {"delayed_reward": True}])
+def test_the_limits_of_a_head_are_the_largest_returns_of_the_data_by_step(
+    data: Trajectories, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    model = make(data, return_head="expectile", **settings)
+    shaped = data.delayed_rewards() if "delayed_reward" in settings else data
+    expected: dict[int, float] = {}
+    for first, last in zip(shaped.offsets[:-1], shaped.offsets[1:], strict=True):
+        rewards = np.asarray(shaped.rewards[first:last], np.float64)
+        for t in range(len(rewards)):
+            powers = settings.get("discount", 1.0) ** np.arange(len(rewards) - t)
+            expected[t] = max(expected.get(t, -np.inf), float((rewards[t:] * powers).sum()))
+    assert sorted(expected) == list(range(len(model.policy.highest_to_go)))
+    limits = [expected[t] for t in range(len(expected))]
+    assert model.policy.highest_to_go.tolist() == pytest.approx(limits, abs=1e-4)  # float32 sums
+    model.save(tmp_path / "model")
+    loaded = DecisionTransformer.load(tmp_path / "model", device="cpu")
+    assert torch.equal(loaded.policy.highest_to_go, model.policy.highest_to_go)
+    richer = replace(data, rewards=data.rewards + 10.0)
+    other = DecisionTransformer.load(tmp_path / "model", richer, device="cpu")
+    assert bool((other.policy.highest_to_go > loaded.policy.highest_to_go).all())
+
+
+def test_a_model_whose_head_is_of_an_earlier_version_is_refused(data: Trajectories, tmp_path: Path) -> None:
+    make(data, return_head="expectile").save(tmp_path / "model")
+    saved = load_checkpoint(tmp_path / "model", "DecisionTransformer")
+    del saved.tensors["policy"]["highest_to_go"]
+    saved.settings["settings"]["return_in"] = "sequence"
+    save_checkpoint(tmp_path / "other", saved.kind, saved.settings, saved.tensors)
+    with pytest.raises(CheckpointError, match="its return head is of an earlier version"):
+        DecisionTransformer.load(tmp_path / "other", device="cpu")
+
+
+def test_evaluations_say_what_the_head_predicted(data: Trajectories) -> None:
+    model = make(data, learning_rate=1e-2, return_head="expectile").learn(60)
+    (alone,) = model.evaluate("test/Drift-v0", episodes=4, num_envs=3)
+    first = [gym.make("test/Drift-v0").reset(seed=seed)[0] for seed in alone.seeds]
+    _, state = model.predict(np.stack(first))
+    assert alone.predicted_returns == pytest.approx(state.return_to_go.tolist(), abs=1e-4)
+    assert alone.summary()["predicted_return_mean"] == pytest.approx(float(state.return_to_go.mean()), abs=1e-4)
+    assert "predicted " in repr(alone) and EvaluationResult.from_dict(alone.to_dict()) == alone
+    assert model.evaluate("test/Drift-v0", 2.0, episodes=1)[0].predicted_returns is None
+    lines: dict[str, Any] = {}
+    callback = EvaluationCallback("test/Drift-v0", n_eval_episodes=4, eval_freq=1)
+    logger = model.logger
+    dump = logger.dump
+
+    def watch(step: int = 0) -> None:
+        lines.update(logger.name_to_value)
+        dump(step)
+
+    logger.dump = watch  # type: ignore[method-assign]
+    model.learn(1, callback)
+    assert lines["eval/predicted_return"] == callback.results[0][1].predicted_return
+
+
+def test_a_prediction_far_beyond_the_data_warns_once(data: Trajectories) -> None:
+    model = make(data, return_head="expectile")
+    head = model.policy.return_head
+    assert head is not None
+    torch.nn.init.constant_(head.bias, 100.0)
+    observations = np.zeros((2, 2), np.float32)
+    limit, scale = float(model.policy.highest_to_go[0]), model.summary.return_scale
+    with pytest.warns(UserWarning, match=rf"had more than {limit:.4g}; acting takes {limit:.4g}") as told:
+        _, state = model.predict(observations)
+        model.predict(observations, state)
+    assert len(told) == 1 and "lower expectile" in str(told[0].message)
+    assert state.predicted_return is not None and float(state.predicted_return[0]) > 90 * scale
+    asked = make(data, return_head="expectile")
+    asked.policy.load_state_dict(model.policy.state_dict())
+    asked.predict(observations, target_return=2.0)  # whoever asks hears nothing of it
+
+
 def test_a_head_makes_targets_unnecessary_and_obeys_those_that_are_given(data: Trajectories) -> None:
     model = make(data, learning_rate=1e-2, return_head="expectile").learn(60)
     alone = model.evaluate("test/Drift-v0", episodes=4)
@@ -344,7 +424,9 @@ def test_a_head_makes_targets_unnecessary_and_obeys_those_that_are_given(data: T
     state = None
     for observation in observations:  # nobody asked, so nobody has to tell rewards
         _, state = model.predict(observation, state)
-    assert state is not None and state.return_to_go.isnan().all()
+    assert state is not None and state.predicted_return is not None
+    limits = model.policy.limit(state.step)
+    torch.testing.assert_close(state.return_to_go, state.predicted_return.minimum(limits))
     _, asked = model.predict(observations[0], target_return=[3.0, float(np.float32(2.0))])
     with pytest.raises(ConfigError, match="needs the reward of its last step"):
         model.predict(observations[1], asked)
@@ -385,7 +467,7 @@ def test_a_file_acts_as_predict_does(data: Trajectories, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["head, condition", "flow, head", "advantage", pytest.param("mixture", marks=pytest.mark.third_party)]
+    "kind", ["head", "flow, head", "advantage", pytest.param("mixture", marks=pytest.mark.third_party)]
 )
 def test_options_can_be_written_to_files(data: Trajectories, tmp_path: Path, kind: str) -> None:
     from tests.agents.test_export import assert_files_equal_eager
@@ -420,6 +502,7 @@ def test_compiled_acting_equals_eager_acting(
     [
         ({"mode": "bc", "return_head": "expectile"}, "leave return_head out"),
         ({"mode": "bc", "return_in": "condition"}, "no effect; leave it out"),
+        ({"return_head": "expectile", "return_in": "sequence"}, "no part of the sequence; leave return_in out"),
         ({"critic_kwargs": {"weight": 2.0}}, "without a critic; set critic to 'qcs' or 'qt'"),
         ({"critic": "qt", "critic_kwargs": {"wieght": 2.0}}, "did you mean 'weight'"),
         ({"critic": "qt", "critic_kwargs": {"polyak": 0.0}}, r"critic_kwargs\.polyak must be"),
@@ -455,7 +538,7 @@ def test_a_damaged_critic_is_refused(data: Trajectories, tmp_path: Path, part: s
         DecisionTransformer.load(tmp_path / "other", device="cpu")
 
 
-@pytest.mark.parametrize("settings", [OPTIONS["head"], OPTIONS["condition"], OPTIONS["head, condition"]])
+@pytest.mark.parametrize("settings", [OPTIONS["head"], OPTIONS["condition"]])
 def test_readouts_and_exits_work_with_returns_read_and_predicted_elsewhere(
     data: Trajectories, settings: dict[str, Any]
 ) -> None:

@@ -16,9 +16,8 @@ from rltransformers.policies.decision_network import DecisionPolicy
 from tests.policies.test_decision_network import ACTION, EXACT, OBSERVATION, Stream, config, window
 
 KINDS: dict[str, dict[str, Any]] = {
-    "head": {"predicts_return": True},
     "condition": {"return_in": "condition"},
-    "head, condition": {"predicts_return": True, "return_in": "condition"},
+    "head": {"highest_to_go": torch.tensor([0.6, 1.5, 0.3, -0.4, 0.9]), "return_in": "condition"},
     "candidates": {"critic_width": 8},
     "candidates, condition": {"critic_width": 8, "return_in": "condition"},
     "advantage": {"advantage_bins": 5},
@@ -29,7 +28,7 @@ JITTER = (0.0, 3.0, -2.0)
 
 def build(kind: str, memory: int = 32, **backbone: Any) -> DecisionPolicy:
     torch.manual_seed(3)
-    group = 2 if "condition" in kind else 3
+    group = 2 if "return_in" in KINDS[kind] else 3
     options = {"memory": memory, "tokens_per_step": group, **backbone}
     policy = DecisionPolicy(OBSERVATION, ACTION, config(**options), return_scale=2.0, **KINDS[kind])
     with torch.no_grad():  # position tables start near 0; make every input count
@@ -49,6 +48,7 @@ class Unasked(Stream):
     def __init__(self, rows: int = 4, steps: int = 24) -> None:
         super().__init__(rows, steps)
         self.targets[:, ::2] = torch.nan
+        self.rewards = self.rewards.abs() - 0.4
 
 
 def watched(
@@ -79,8 +79,8 @@ def test_acting_equals_the_training_forward_on_the_window_it_reports(
     policy = actor.policy
     actions, states, predicted = watched(actor, stream, monkeypatch)
     asked = torch.stack([state.return_to_go for state in states])
-    assert bool(asked.isnan().any()) == ("head" in kind)
-    told = torch.where(asked.isnan(), predicted, asked) if policy.takes_target else torch.full_like(asked, 4.0)
+    assert not asked[:, 1::2].isnan().any() and not ("head" in kind and asked.isnan().any())
+    told = asked if policy.takes_target else torch.full_like(asked, 4.0)
     number = torch.stack([state.step for state in states])
     again, found = torch.zeros_like(actions), torch.zeros_like(predicted)
     for t in range(len(actions)):
@@ -137,9 +137,72 @@ def test_what_is_remembered_does_not_depend_on_returns_outside_the_sequence() ->
     assert states[0].return_to_go.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", ["head", "head, condition"])
-def test_a_predicted_return_depends_on_the_past_and_on_no_return_of_its_own_step(kind: str) -> None:
-    policy, inputs, t = build(kind), window(), 3
+@pytest.mark.parametrize("discount, delayed", [(1.0, False), (0.9, False), (1.0, True)])
+@pytest.mark.parametrize("mode", ["refresh", "banded", "recompute"])
+def test_an_answer_is_at_most_the_largest_return_of_the_data_and_what_the_last_answer_leaves(
+    mode: Any, discount: float, delayed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Unasked()
+    actor = actor_of("head", mode, 5, discount=discount, delayed_reward=delayed)
+    limits, head = actor.policy.highest_to_go, actor.policy.return_head
+    assert head is not None
+    torch.nn.init.constant_(head.bias, 2.0)  # about the limits
+    _, states, predicted = watched(actor, stream, monkeypatch)
+    cases = {"prediction": 0, "data": 0, "last answer": 0}
+    for t, state in enumerate(states):
+        for row in range(4):
+            asked, step = float(state.return_to_go[row]), int(state.step[row])
+            reward = 0.0 if delayed else float(stream.rewards[t, row])
+            left = torch.inf if step == 0 else (float(states[t - 1].return_to_go[row]) - reward) / discount
+            if row % 2:  # somebody asked: nothing is predicted
+                assert asked == pytest.approx(float(stream.targets[t, row]) if step == 0 else left, abs=1e-12)
+                assert state.asked is not None and state.asked[row]
+                continue
+            bounds = float(predicted[t, row]), float(limits[min(step, 4)]), left
+            assert asked == pytest.approx(min(bounds), abs=1e-12)
+            assert state.predicted_return is not None and float(state.predicted_return[row]) == bounds[0]
+            cases[list(cases)[bounds.index(min(bounds))]] += 1
+    assert min(cases.values()) > 0, cases
+
+
+def test_where_rewards_are_unknown_only_the_data_limit_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, actor = Unasked(), actor_of("head", "refresh", 5)
+    stream.targets[:] = torch.nan
+    stream.rewards[:] = torch.nan
+    _, states, predicted = watched(actor, stream, monkeypatch)
+    steps = torch.stack([state.step for state in states])
+    expected = torch.minimum(predicted, actor.policy.highest_to_go[steps.clamp(max=4)])
+    torch.testing.assert_close(torch.stack([state.return_to_go for state in states]), expected, **EXACT)
+
+
+def test_returns_that_were_asked_for_do_not_change_what_the_head_predicts() -> None:
+    first, second, actor = Unasked(), Unasked(), actor_of("head", "refresh", 5)
+    monkeypatch = pytest.MonkeyPatch()
+    second.targets, second.rewards = second.targets + 7.0, second.rewards - 2.0
+    taken = actor.policy.head.decode
+    with monkeypatch.context() as patch:  # the same actions, whatever is asked for
+        patch.setattr(actor.policy.head, "decode", lambda outputs, noise: taken(0 * outputs, noise))
+        (_, states, one), (_, others, other) = (watched(actor, each, patch) for each in (first, second))
+    assert torch.equal(one, other)
+    assert not torch.equal(states[-1].return_to_go, others[-1].return_to_go)
+
+
+def test_limits_rise_with_other_episodes_and_the_last_one_holds_for_all_later_steps() -> None:
+    policy = build("head")
+    policy.raise_limits(torch.tensor([0.5, 2.0, 0.4, -1.0, 0.2, 0.1, 3.0]))
+    expected = torch.tensor([0.6, 2.0, 0.4, -0.4, 3.0, 3.0], dtype=torch.float64)
+    torch.testing.assert_close(policy.limit(torch.tensor([0, 1, 2, 3, 4, 90])), expected, atol=1e-7, rtol=0.0)
+    policy.raise_limits(torch.tensor([0.7]))
+    assert policy.limit(torch.tensor([0, 1])).tolist() == pytest.approx([0.7, 2.0])
+
+
+def test_a_head_beside_returns_in_the_sequence_is_refused() -> None:
+    with pytest.raises(ConfigError, match="set return_in to 'condition'"):
+        DecisionPolicy(OBSERVATION, ACTION, config(), highest_to_go=torch.ones(3))
+
+
+def test_a_predicted_return_depends_on_the_past_and_on_no_return() -> None:
+    policy, inputs, t = build("head"), window(), 3
 
     def predicted(name: str, step: slice) -> Tensor:
         value = inputs[name][""] if isinstance(inputs[name], dict) else inputs[name]
@@ -151,12 +214,10 @@ def test_a_predicted_return_depends_on_the_past_and_on_no_return_of_its_own_step
         return found[:, t]
 
     before = predicted("return_to_go", slice(0, 0))
-    for name, hidden in (("return_to_go", t), ("actions", t), ("observations", t + 1)):
+    for name, hidden in (("return_to_go", 0), ("actions", t), ("observations", t + 1)):
         assert torch.equal(before, predicted(name, slice(hidden, None))), name
     for name, last in (("actions", t - 1), ("observations", t)):
         assert (before - predicted(name, slice(last, last + 1))).abs().min() > 1e-6, name
-    past = predicted("return_to_go", slice(0, t))
-    assert ((before - past).abs().min() > 1e-6) == (kind == "head")  # outside the sequence no past return counts
 
 
 @pytest.mark.parametrize("kind", ["advantage", "advantage, condition"])

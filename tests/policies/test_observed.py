@@ -151,7 +151,13 @@ def test_an_online_agent_learns_saves_and_loads_with_an_encoder(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "kind", [{}, {"return_in": "condition"}, {"predicts_return": True}, {"return_conditioned": False}]
+    "kind",
+    [
+        {},
+        {"return_in": "condition"},
+        {"return_in": "condition", "highest_to_go": torch.ones(4)},
+        {"return_conditioned": False},
+    ],
 )
 @pytest.mark.parametrize("mode", ["banded", "refresh"])
 def test_a_decision_transformer_acts_on_elements_as_it_was_trained(mode: Any, kind: dict[str, Any]) -> None:

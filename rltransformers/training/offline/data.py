@@ -203,6 +203,14 @@ def summary_of(data: Trajectories, settings: Settings, return_scale: float | Non
     )
 
 
+def highest_to_go(data: Trajectories, discount: float) -> Tensor:
+    """The largest return-to-go at every step of an episode [L], float64; L is the length of the longest one."""
+    highest = np.full(int(data.lengths.max()), -np.inf)
+    step = np.arange(data.steps) - data.offsets[:-1][data.episode_of_steps]
+    np.maximum.at(highest, step, data.return_to_go(discount))
+    return torch.from_numpy(highest)
+
+
 def action_units_of(data: Trajectories) -> dict[str, list[list[float]]]:
     """Mean and standard deviation of every component of the Boxes of actions that lack a bound, by path."""
     units = {}

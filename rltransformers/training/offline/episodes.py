@@ -85,6 +85,10 @@ def evaluate_decisions(
         actions, state = act_on_arrays(
             decider, action_space, seen, state, first[rows], rewards[rows], targets, noise, overwrites=True
         )
+        if state.asked is not None:
+            for row, episode in enumerate(playing):
+                if episode.length == 0 and episode.target is None:
+                    episode.predicted = float(state.return_to_go[row])
         actions, state = executed(policy, actions, state, space)
         for path, value in actions.items():
             all_actions[path][rows] = value

@@ -20,8 +20,8 @@ class EvaluationCallback(EventCallback):
 
     The log gets ``eval/mean_reward``, ``eval/mean_ep_length``, where episodes say so ``eval/success_rate``, and
     ``time/total_timesteps`` (updates). Of several target returns these are of the one with the highest mean; each has
-    ``eval/mean_reward_target_R`` beside it. A model with ``validation`` also logs the numbers of its ``validate``:
-    ``eval/action_loss`` and others.
+    ``eval/mean_reward_target_R`` beside it. Where a return head chooses, ``eval/predicted_return`` is its first answer.
+    A model with ``validation`` also logs the numbers of its ``validate``: ``eval/action_loss`` and others.
 
     Args:
         env: what ``DecisionTransformer.evaluate`` takes; None for no environment. The best model is then that of the
@@ -135,6 +135,8 @@ class EvaluationCallback(EventCallback):
         self.last_mean_reward = best.mean
         self.logger.record("eval/mean_reward", best.mean)
         self.logger.record("eval/mean_ep_length", float(np.mean(best.lengths)))
+        if best.predicted_return is not None:
+            self.logger.record("eval/predicted_return", best.predicted_return)
         if best.success_rate is not None:
             self.logger.record("eval/success_rate", best.success_rate)
         if len(results) > 1:

@@ -212,7 +212,9 @@ class OnlineLearner(OfflineAgent):
                     while online.updates or online.timesteps < end:
                         if not online.updates:
                             played = self._play_round(envs, target, exploration_noise, longest_episode)
-                            replay.add(played.delayed_rewards() if settings.delayed_reward else played)
+                            added = played.delayed_rewards() if settings.delayed_reward else played
+                            replay.add(added)
+                            self._raise_limits(added)
                             online.timesteps += played.steps
                             online.episodes += len(played)
                             online.updates = updates_per_episode * len(played)

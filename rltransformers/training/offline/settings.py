@@ -176,6 +176,11 @@ class Settings:
             raise ConfigError(
                 f"mode {self.mode!r} has no returns that return_head could predict; leave return_head out"
             )
+        if self.return_head is not None and self.return_in == "sequence":
+            raise ConfigError(
+                "return_head predicts the return from observations and actions, so returns are no part of the sequence;"
+                " leave return_in out"
+            )
         if self.return_head is None and self.expectile != Settings.expectile:
             raise ConfigError("expectile has no effect without a return_head; set return_head to 'expectile'")
         if self.mode == "bc" and self.return_in != "sequence":

@@ -24,7 +24,7 @@ from rltransformers.core.checkpoint import (
     save_checkpoint,
 )
 from rltransformers.core.device import find_device
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.files import check_folder
 from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed, WholeNumber, check, strict
 from rltransformers.core.seeding import step_seed
@@ -53,7 +53,15 @@ from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting, DecisionMachine
 from rltransformers.policies.stored_size import check_stored_size
 from rltransformers.training.offline.advantage import AdvantageLearner
-from rltransformers.training.offline.data import DataParts, DataSummary, HeldOut, OnlineCounts, check_masked, data_parts
+from rltransformers.training.offline.data import (
+    DataParts,
+    DataSummary,
+    HeldOut,
+    OnlineCounts,
+    check_masked,
+    data_parts,
+    highest_to_go,
+)
 from rltransformers.training.offline.huggingface import HUGGINGFACE_MODEL, read_huggingface
 from rltransformers.training.offline.loss import CriticLearner, EntropyBound
 from rltransformers.training.offline.one_step import OneStep
@@ -97,6 +105,7 @@ class StoredDecisionTransformer:
         readout: Choice | None = None,
         encoder: Encoding | None = None,
         action_masks: bool = False,
+        highest: Tensor | None = None,
     ) -> None:
         """Make the network and its optimizers, before the first update."""
         self.sharing.check(readout, settings.batch_size)
@@ -126,7 +135,7 @@ class StoredDecisionTransformer:
                 return_scale=summary.return_scale,
                 readout=readout,
                 return_in=settings.return_in,
-                predicts_return=settings.return_head is not None,
+                highest_to_go=highest,
                 critic_width=None if settings.critic_options is None else settings.critic_options.width,
                 box=box_leaf(settings.action_head, settings.action_head_options, spaces[1]),
                 advantage_bins=None if advantage is None else advantage.bins,
@@ -202,9 +211,18 @@ class StoredDecisionTransformer:
             bins=bins,
         )
 
+    def _raise_limits(self, data: Trajectories) -> None:
+        """Let the return head predict returns as large as those of these episodes, too."""
+        if self.policy.return_head is not None:
+            self.policy.raise_limits(highest_to_go(data, self.settings.discount))
+
     def _data_of(self, dataset: Any) -> DataParts | None:
         """Load the dataset to go on learning from, in the spaces of the model; None for none."""
-        return None if dataset is None else data_parts(self._loaded(dataset), self.settings, self._held_out)
+        if dataset is None:
+            return None
+        parts = data_parts(self._loaded(dataset), self.settings, self._held_out)
+        self._raise_limits(parts.training)
+        return parts
 
     def _loaded(self, dataset: Any) -> Trajectories:
         """Episodes in the spaces of the model."""
@@ -446,6 +464,14 @@ class StoredDecisionTransformer:
                 values[name] = read_options(kind, check(values[name], Mapping[str, Any], name), name, needed=True)
         options = check(values["action_head_options"], Mapping[str, Any], "action_head_options")
         values["action_head_options"] = ActionHeadOptions(**options)
+        highest = None
+        if values["return_head"] is not None:
+            if "highest_to_go" not in weights:
+                raise CheckpointError(
+                    "its return head is of an earlier version: it may read its own answers, and nothing limits them;"
+                    " train the model again"
+                )
+            highest = torch.zeros(max(check(weights["highest_to_go"], Tensor, "policy.highest_to_go").numel(), 1))
         settings = replace(Settings(**values), **replaced)
         backbone = BackboneConfig.from_dict(stored["backbone"])
         check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)
@@ -465,6 +491,7 @@ class StoredDecisionTransformer:
             read_readout(stored["readout"]),
             read_observation(stored["observation"]),
             check(stored["action_masks"], bool, "action_masks"),
+            highest,
         )
 
     def _restore(self, tensors: Mapping[str, Any], noise: bool) -> None:
