@@ -48,7 +48,7 @@ class ValueFunction(nn.Module):
     @torch.no_grad()
     def begin(self, returns: NDArray[np.float32]) -> None:
         """Begin with the distribution of these returns, scaled to [0, 1], for every history."""
-        counts = torch.from_numpy(np.bincount(np.rint(returns * (ATOMS - 1)).astype(int), minlength=ATOMS))
+        counts = torch.from_numpy(np.bincount(np.rint(returns.clip(0, 1) * (ATOMS - 1)).astype(int), minlength=ATOMS))
         self.linear.bias.copy_((counts + 1).log())
 
     def forward(self, batch: ContextBatch) -> Float[Tensor, "B K M"]:
