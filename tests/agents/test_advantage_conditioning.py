@@ -91,19 +91,22 @@ def test_the_right_action_is_found_where_a_cue_seen_earlier_says_which_it_is() -
 
 
 @pytest.mark.slow
-def test_values_explain_what_the_history_tells_and_nothing_of_luck() -> None:
+def test_values_explain_what_the_history_tells_and_nothing_of_the_luck_of_their_own_episode() -> None:
     shares = []
-    for luck in (0.01, 4.0):
-        data = games(200, luck=luck, cues=True)
-        model = player(data, mode="advantage", advantage_kwargs={"updates": 300})
+    for luck, cues in ((0.01, True), (4.0, False)):
+        data = games(60, luck=luck, cues=cues)
+        if not cues:  # what each episode can be known by
+            observations = data.observations[""].copy()
+            observations[:, 0] = np.random.default_rng(0).normal(size=len(observations))
+            data = Trajectories(**{**vars_of(data), "observations": {"": observations}})
+        model = player(data, mode="advantage", advantage_kwargs={"updates": 200, "learning_rate": 5e-3})
         assert model._advantage is not None
         bins, metrics = model._advantage.fit(data, 0)
         assert set(metrics) == {"advantage/value_loss", "advantage/explained_variance"}
         assert np.array_equal(bins, model._advantage.bins(data))
         shares.append(metrics["advantage/explained_variance"])
-    assert shares[0] > 0.8
-    # A cue explains a part of returns of deviation 6. A value of its own episode would be told all of it.
-    assert -0.3 < shares[1] < 0.35
+    assert shares[0] > 0.8  # of the cue, which is worth 4; the choice, of variance 0.2, is made later
+    assert shares[1] < 0.1
 
 
 def test_equal_returns_make_every_advantage_the_best_and_learn_what_cloning_learns() -> None:
