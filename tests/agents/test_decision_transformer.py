@@ -742,11 +742,14 @@ def test_windows_longer_than_the_memory_train_it_and_are_acted_on_without_restar
     assert [first.returns[i] for i in short] == pytest.approx([whole.returns[i] for i in short], abs=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["dt", "advantage"])
 @pytest.mark.parametrize("preset", ["gtrxl", "gpt", "linear_transformer"])
-def test_any_backbone_can_be_chosen(data: Trajectories, preset: str) -> None:
-    model = make(data, policy_kwargs={"backbone": {"preset": preset, "width": 16, "layers": 1, "heads": 2}}).learn(2)
+def test_any_backbone_can_be_chosen(data: Trajectories, preset: str, mode: Any) -> None:
+    options = {"advantage_kwargs": {"updates": 1}} if mode == "advantage" else {}
+    backbone, target = {"preset": preset, "width": 16, "layers": 1, "heads": 2}, 1.0 if mode == "dt" else None
+    model = make(data, mode=mode, policy_kwargs={"backbone": backbone}, **options).learn(2)
     cached, whole = (
-        model.evaluate("test/Drift-v0", [1.0], episodes=4, acting_mode=mode)[0] for mode in ("refresh", "recompute")
+        model.evaluate("test/Drift-v0", target, episodes=4, acting_mode=way)[0] for way in ("refresh", "recompute")
     )
     # episodes no longer than the context are seen whole in both modes
     short = [i for i, length in enumerate(cached.lengths) if length <= 5]
