@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "predicted returns, a critic that aligns": {
         "return_head": "expectile", "critic": "qcs", "critic_kwargs": {"width": 16, "alignment": 0.5, "weight": 2.0}
     },
+    "advantages": {"mode": "advantage", "advantage_kwargs": {"updates": 2}},
     "entropy of a Box": {"action_head": "gaussian", "critic": "qt", "critic_kwargs": {"width": 16}},
 }  # fmt: skip
 
