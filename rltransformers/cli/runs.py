@@ -307,7 +307,7 @@ def evaluate(
             plot_lookback(pictures["lookback"], meter.result(), f"{folder.path.name}: attention while acting")
         if "target" in plots:
             title = f"{folder.path.name}: return against target"
-            plot_return_versus_target(pictures["target"], results, title)
+            plot_return_versus_target(pictures["target"], results, title, agent.model.summary.without_data)
     finally:
         agent.close()
     return results, validation, [*pictures.values(), *(Path(video or "") / f"{name}.mp4" for name in videos.values())]

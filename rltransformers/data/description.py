@@ -27,6 +27,7 @@ NEAR = 0.05
 MOST_LISTED = 64
 """Numbers of a row up to which a leaf is described number by number."""
 _WIDTH = 80
+_MOST_GAPS = 4
 _MOST_LINES = 16  # of one leaf, in the text
 
 
@@ -49,6 +50,7 @@ def describe(data: "Trajectories") -> dict[str, Any]:
             {"return": target, "episodes": count, "share": count / len(data)}
             for target, count in zip(targets, near, strict=True)
         ],
+        "return_gaps": return_gaps(returns),
         "terminated_episodes": int(data.terminations[ends].sum()),
         "truncated_episodes": int(data.truncations[ends].sum()),
         "final_observations": data.final_observations,
@@ -67,6 +69,14 @@ def describe(data: "Trajectories") -> dict[str, Any]:
         "metadata": dict(data.metadata),
         "guesses": dict(data.guesses),
     }
+
+
+def return_gaps(returns: npt.ArrayLike) -> list[list[float]]:
+    """Lowest and highest return of every range between the worst and the best in which no episode is near."""
+    ordered = np.sort(np.asarray(returns, np.float64))
+    reach = NEAR * float(np.ptp(ordered))
+    below, above = ordered[:-1] + reach, ordered[1:] - reach
+    return np.stack([below, above], 1)[above > below + 1e-9 * np.abs(below)].tolist()
 
 
 def _spread(values: Array) -> dict[str, float]:
@@ -163,6 +173,10 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"targets                episodes within {NEAR:.0%} of the range of returns"
     for near in summary["near_targets"]:
         yield _fact(_short(near["return"]), f"{near['episodes']:,} of {summary['episodes']:,} ({near['share']:.1%})")
+    if summary["return_gaps"]:
+        gaps = [f"{_rounded(low)} to {_rounded(high)}" for low, high in summary["return_gaps"]]
+        some = ", ".join(gaps[:_MOST_GAPS]) + (f" and {len(gaps) - _MOST_GAPS} more" if len(gaps) > _MOST_GAPS else "")
+        yield from _wrapped(f"No episode is so near to returns of {some}: what a target there obtains is a guess.")
     yield ""
     yield _fact("memory", f"{summary['megabytes']:.3g} MB")
     yield _fact("fingerprint", summary["fingerprint"])
@@ -267,6 +281,10 @@ def _wrapped(text: str, indent: str = "", most: int = 9) -> list[str]:
 
 def _enumerated(names: list[Any]) -> str:
     return ", ".join(map(str, names[:12])) + (", ..." if len(names) > 12 else "")
+
+
+def _rounded(value: float) -> str:
+    return _short(float(f"{value:.4g}"))
 
 
 def _short(value: float) -> str:

@@ -102,3 +102,13 @@ def test_the_episodes_near_a_target_are_counted() -> None:
     data = plant(rewards=lambda episode: np.array([next(returns), 0, 0, 0], np.float32))
     near = {each["return"]: each["episodes"] for each in data.summary()["near_targets"]}
     assert near == {72.0: 0, 100.0: 20}  # 95 and 100
+
+
+def test_ranges_of_returns_that_no_episode_is_near_are_named() -> None:
+    returns = iter([0, 0, 50, 95, 94, 100] * 10)
+    data = plant(rewards=lambda episode: np.array([next(returns), 0, 0, 0], np.float32))
+    assert data.summary()["return_gaps"] == [[5.0, 45.0], [55.0, 89.0]]
+    text = " ".join(data.describe().split())
+    assert "No episode is so near to returns of 5 to 45, 55 to 89: what a target there obtains is a guess." in text
+    whole = plant(60, rewards=lambda episode: np.array([float(episode["rewards"][0] > 0), 0, 0, 0], np.float32) * 0)
+    assert whole.summary()["return_gaps"] == [] and "No episode is so near" not in whole.describe()

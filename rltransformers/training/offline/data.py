@@ -1,5 +1,6 @@
 """Data of the Decision Transformer from a dataset: episodes to train on, their summary, statistics of observations."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import leaf_spaces, normalized_leaves
 from rltransformers.core.values import named
 from rltransformers.data import Trajectories
+from rltransformers.data.description import NEAR, return_gaps
 from rltransformers.policies.returns import MAX_SCALED
 from rltransformers.training.offline.settings import Settings
 
@@ -36,6 +38,7 @@ class DataSummary:
         environment: Gymnasium id the data came from, if known; names the reference scores.
         worst_return: lowest episode return; None, as what follows, where only a published model is known.
         lowest_to_go, highest_to_go: of all steps.
+        return_gaps: lowest and highest return of the ranges between worst and best that no episode is near.
         action_units: mean and standard deviation of every component of the Boxes that lack a bound, by path.
         names: what the log calls the components of leaves: {"actions": {"": ["motor_1", "motor_2"]}}.
     """
@@ -47,6 +50,7 @@ class DataSummary:
     lowest_to_go: float | None = None
     highest_to_go: float | None = None
     action_units: dict[str, list[list[float]]] | None = None
+    return_gaps: list[list[float]] | None = None
     names: dict[str, dict[str, list[str]]] | None = None
 
     def __post_init__(self) -> None:
@@ -65,6 +69,14 @@ class DataSummary:
         if self.lowest_to_go is None or self.highest_to_go is None:
             return -MAX_SCALED * self.return_scale, MAX_SCALED * self.return_scale
         return self.lowest_to_go, self.highest_to_go
+
+    @property
+    def without_data(self) -> list[list[float]]:
+        """Ranges of target returns that no episode is near, lowest and highest; empty where this is not known."""
+        if self.return_gaps is None or self.worst_return is None:
+            return []
+        reach = NEAR * (self.best_return - self.worst_return)
+        return [[-math.inf, self.worst_return - reach], *self.return_gaps, [self.best_return + reach, math.inf]]
 
 
 @dataclass
@@ -199,6 +211,7 @@ def summary_of(data: Trajectories, settings: Settings, return_scale: float | Non
         lowest_to_go=float(return_to_go.min()),
         highest_to_go=float(return_to_go.max()),
         action_units=action_units_of(data),
+        return_gaps=return_gaps(first_steps),
         names=data.metadata.get("names"),
     )
 

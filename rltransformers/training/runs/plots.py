@@ -60,10 +60,13 @@ def plot_validation_curve(path: Path, losses: Sequence[tuple[int, float]], title
     _write(figure, path)
 
 
-def plot_return_versus_target(path: Path, results: Sequence[EvaluationResult], title: str) -> None:
+def plot_return_versus_target(
+    path: Path, results: Sequence[EvaluationResult], title: str, without_data: Sequence[Sequence[float]] = ()
+) -> None:
     """Achieved against commanded return of a Decision Transformer: mean, 95 % interval, episodes, and the diagonal.
 
-    The legend says how far they lie apart; raises ConfigError when no result has a target return.
+    Target returns in the ranges ``without_data`` (lowest, highest) are shaded: no episode of the data is near. The
+    legend says how far target and return lie apart; raises ConfigError when no result has a target return.
     """
     aimed = sorted((r for r in results if r.target_return is not None), key=lambda r: float(r.target_return or 0.0))
     if not aimed:
@@ -85,9 +88,14 @@ def plot_return_versus_target(path: Path, results: Sequence[EvaluationResult], t
         axes.scatter(np.full(len(result.obtained), target), result.obtained, s=8, color="C0", alpha=0.25, linewidths=0)
     errors = np.abs(intervals - means[:, None]).T
     axes.errorbar(targets, means, yerr=errors, color="C0", marker="o", capsize=3, label="mean, 95 % interval")
+    left, right = axes.get_xlim()
+    shown = [(max(low, left), min(high, right)) for low, high in without_data if low < right and high > left]
+    for index, (low, high) in enumerate(shown):
+        axes.axvspan(low, high, color="0.88", linewidth=0, zorder=0, label=None if index else "no data near")
+    axes.set_xlim(left, right)
     axes.set_xlabel("target return")
     axes.set_ylabel("return" if aimed[0].discounted_returns is None else "discounted return")
-    axes.legend(frameon=False)
+    axes.legend(frameon=bool(shown), framealpha=1.0, edgecolor="none")  # readable on what is shaded
     _write(figure, path)
 
 

@@ -312,6 +312,25 @@ def test_a_line_of_returns_lies_in_its_interval_where_targets_are_discounted(mon
     assert one.summary()["discounted_return_mean"] == 34.5
 
 
+def test_target_returns_without_data_are_shaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "_write", lambda figure, path: drawn.append(figure.axes[0]))
+    ten = tuple(range(10))
+    results = [EvaluationResult(None, ten, ten, ten, target_return=target) for target in (10.0, 20.0, 30.0)]
+    missing = [[-np.inf, 12.0], [17.0, 24.0], [40.0, np.inf]]
+    plots.plot_return_versus_target("x.png", results, "title", missing)
+    plots.plot_return_versus_target("x.png", results, "title")
+    shaded, plain = (
+        [patch.get_extents().transformed(axes.transData.inverted()) for patch in axes.patches] for axes in drawn
+    )
+    left = drawn[0].get_xlim()[0]
+    spans = [(box.x0, box.x1) for box in shaded]
+    assert spans == [pytest.approx((left, 12.0)), pytest.approx((17.0, 24.0))] and not plain
+    assert drawn[0].get_xlim() == drawn[1].get_xlim()
+    labels = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in drawn]
+    assert labels[0].count("no data near") == 1 and "no data near" not in labels[1]
+
+
 def test_pictures_without_their_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no evaluation has a target return"):
         plot_return_versus_target(tmp_path / "x.png", [result(1.0)], "title")
