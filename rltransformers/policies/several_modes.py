@@ -162,10 +162,10 @@ class MixtureAction(ContinuousAction):
 class FlowAction(ContinuousAction):
     """A Box leaf whose actions flow out of normal noise along a learned velocity (flow matching).
 
-    The velocity v(x, t) of a point x in head units at time t from 0 to 1 has three hidden layers; the first adds the
-    outputs of the head to a linear map of x and t. It is learned along straight lines from noise to recorded actions
-    (Lipman et al. 2023, arXiv 2210.02747, with sigma_min 0; Liu et al. 2023, arXiv 2209.03003). Acting follows it in
-    Euler steps and clips the end to the Box.
+    The velocity v(x, t) of a point x in head units at time t from 0 to 1 has three hidden layers; the first is a
+    linear map of x and t that the outputs of the head scale and shift. It is learned along straight lines from noise to
+    recorded actions (Lipman et al. 2023, arXiv 2210.02747, with sigma_min 0; Liu et al. 2023, arXiv 2209.03003). Acting
+    follows it in Euler steps and clips the end to the Box.
 
     A flow can have any number of modes of any shape, but has neither ``log_prob`` nor ``entropy``. "The most probable
     action" is where zero noise flows to; between two modes that may be an action of neither, so sample.
@@ -179,7 +179,7 @@ class FlowAction(ContinuousAction):
         self, space: spaces.Box, width: int | None, units: Units | None = None, *, steps: int, hidden: int
     ) -> None:
         super().__init__(space, width, units)
-        self.steps, self.outputs = steps, hidden
+        self.steps, self.outputs = steps, 2 * hidden
         self.draws = 2 * self.components
         self.loss_draws = 1 + self.draws
         self.first = nn.Linear(self.components + 1, hidden, bias=False)
@@ -191,7 +191,8 @@ class FlowAction(ContinuousAction):
         self, output: Float[Tensor, "... O"], point: Float[Tensor, "... A"], time: Float[Tensor, "... 1"]
     ) -> Float[Tensor, "... A"]:
         """Where points at a time move, in head units per unit of time."""
-        hidden = F.silu(output + self.first(torch.cat([point, time], -1)))
+        shift, scale = output.chunk(2, -1)
+        hidden = F.silu(torch.addcmul(shift, 1.0 + scale, self.first(torch.cat([point, time], -1))))
         return self.last(F.silu(self.third(F.silu(self.second(hidden)))))
 
     def matching_loss(

@@ -477,12 +477,13 @@ def test_options_can_be_written_to_files(data: Trajectories, tmp_path: Path, kin
     files = [tmp_path / "policy.pt2", tmp_path / "policy.onnx"]
     for file in files:
         model.export(file)
-    assert_files_equal_eager(dict.fromkeys(files, 1e-5), model, 60, 3)
+    # float32; the density of a narrow normal magnifies its rounding
+    assert_files_equal_eager(dict.fromkeys(files, 1e-4 if kind == "mixture" else 1e-5), model, 60, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.third_party
-@pytest.mark.parametrize("kind", ["qt", "condition", "advantage"])
+@pytest.mark.parametrize("kind", ["qt", "condition", "advantage", "mixture", "flow, head"])
 def test_compiled_acting_equals_eager_acting(
     data: Trajectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -490,7 +491,9 @@ def test_compiled_acting_equals_eager_acting(
     monkeypatch.setenv("RLTRANSFORMERS_CACHE", str(tmp_path))
     make(data, learning_rate=1e-2, **OPTIONS[kind]).learn(20).save(tmp_path / "model")
     eager, compiled = (
-        DecisionTransformer.load(tmp_path / "model", device="cpu", acting=way).evaluate("test/Drift-v0", episodes=5)[0]
+        DecisionTransformer.load(tmp_path / "model", device="cpu", acting=way).evaluate(
+            "test/Drift-v0", episodes=5, deterministic=kind not in ("mixture", "flow, head")
+        )[0]
         for way in ("eager", "compiled")
     )
     assert list(tmp_path.rglob("*.pt2"))

@@ -122,11 +122,12 @@ def test_the_most_probable_action_is_the_mean_of_the_heaviest_normal() -> None:
 
 def test_the_loss_and_the_actions_of_a_flow_are_those_of_its_formula() -> None:
     leaf = flow()
-    output = torch.randn(6, generator=torch.Generator().manual_seed(2)).double()
+    output = torch.randn(12, generator=torch.Generator().manual_seed(2)).double()
     noise = torch.rand(7, generator=torch.Generator().manual_seed(3)).double()
 
     def velocity(point: Tensor, time: float) -> Tensor:
-        hidden = output + leaf.first.weight @ torch.cat([point, torch.tensor([time]).double()])
+        hidden = leaf.first.weight @ torch.cat([point, torch.tensor([time]).double()])
+        hidden = output[:6] + (1 + output[6:]) * hidden
         for layer in (leaf.second, leaf.third):
             hidden = layer.weight @ (hidden * hidden.sigmoid()) + layer.bias
         return leaf.last.weight @ (hidden * hidden.sigmoid()) + leaf.last.bias
@@ -144,7 +145,7 @@ def test_the_loss_and_the_actions_of_a_flow_are_those_of_its_formula() -> None:
 
 
 def test_a_flow_has_no_density() -> None:
-    leaf, output = flow(), torch.zeros(2, 6).double()
+    leaf, output = flow(), torch.zeros(2, 12).double()
     assert not leaf.has_density and leaf.distribution(output) == {}
     for asked in (lambda: leaf.log_prob(output, torch.zeros(2, 3)), lambda: leaf.entropy(output)):
         with pytest.raises(NotImplementedError):
