@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 from gymnasium.error import InvalidAction, ResetNeeded
+from gymnasium.spaces import Discrete
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -45,7 +46,9 @@ class MemoryTask(gymnasium.Env[Array, Any]):
         return self.rules.observe(self._state)[0], {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        outcome = _step(self.rules, self.action_space, self._state, np.reshape(action, (1,)))
+        outcome = _step(
+            self.rules, self.action_space, self._state, np.reshape(action, (1, *(self.action_space.shape or ())))
+        )
         self._state, terminated = outcome.state, bool(outcome.terminated[0])
         truncated = outcome.truncated is not None and bool(outcome.truncated[0])
         info = {"is_success": bool(outcome.success[0])} if terminated or truncated else {}
@@ -104,8 +107,8 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
         if self.autoreset_mode is AutoresetMode.DISABLED and np.count_nonzero(self._ended):
             raise ResetNeeded(f"copies {np.flatnonzero(self._ended).tolist()} ended; reset them with a reset_mask")
         actions = np.asarray(actions)
-        if actions.shape != (self.num_envs,):
-            raise InvalidAction(f"actions must have shape ({self.num_envs},), got {actions.shape}")
+        if actions.shape != self.action_space.shape:
+            raise InvalidAction(f"actions must have shape {self.action_space.shape}, got {actions.shape}")
         restarted = self._ended
         outcome = _step(self.rules, self.single_action_space, self._state, actions)
         self._state, reward, terminated = outcome.state, outcome.reward, outcome.terminated
@@ -190,8 +193,10 @@ def _rules(rules_type: Callable[..., Rules], options: dict[str, Any]) -> Rules:
 def _step(rules: Rules, action_space: Any, state: State | None, actions: Array) -> Outcome:
     if state is None:
         raise ResetNeeded("call reset before the first step")
-    if np.count_nonzero((actions >= 0) & (actions < action_space.n)) < actions.size:
-        raise InvalidAction(f"actions must lie in 0..{action_space.n - 1}, got {actions.tolist()}")
+    counts = isinstance(action_space, Discrete)
+    low, high = (0, action_space.n - 1) if counts else (action_space.low, action_space.high)
+    if np.count_nonzero((actions >= low) & (actions <= high)) < actions.size:
+        raise InvalidAction(f"actions must lie in {np.min(low)}..{np.max(high)}, got {actions.tolist()}")
     return rules.step(state, actions)
 
 
@@ -199,6 +204,7 @@ TASKS = (
     "CueRecall", "PassiveTMaze", "ActiveTMaze", "KeyToDoor",
     "Stitching", "ProofOfMemory", "DistractorTMaze", "EndlessTMaze",
     "MovingCue", "LastKey", "Parity", "Dihedral",
+    "TwoGates",
 )  # fmt: skip
 """Names of tasks and of their rules; the classes ``<name>`` and ``<name>Vector`` stand in this module."""
 

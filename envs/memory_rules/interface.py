@@ -67,7 +67,7 @@ class Rules(ABC):
         return spaces.Box(np.full(self.entries, self.lowest, np.float32), 1.0)
 
     @property
-    def action_space(self) -> spaces.Discrete:
+    def action_space(self) -> spaces.Discrete | spaces.Box:
         return spaces.Discrete(self.actions)
 
     @abstractmethod

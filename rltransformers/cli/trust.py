@@ -16,7 +16,7 @@ from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import check
 from rltransformers.training.runs.experiment import BASELINES, ExperimentConfig
 
-_DATA_BEHAVIORS = ("random", "checkpoint", "export")
+_DATA_BEHAVIORS = ("random", "demonstration", "checkpoint", "export")
 _ALLOWED: set[str] = set()  # effects that somebody typed, or said yes to, in this process
 
 

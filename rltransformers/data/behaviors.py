@@ -27,6 +27,7 @@ from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import fits, shown
 from rltransformers.core.spaces import Space, check_supported, leaf_spaces, nest_leaves
 from rltransformers.core.values import Array, Bools
+from rltransformers.envs import memory_rules
 
 _SB3 = {"stable_baselines3": "PPO A2C SAC TD3 DDPG DQN", "sb3_contrib": "TQC TRPO ARS QRDQN RecurrentPPO"}
 SB3_ALGORITHMS = {name.lower(): (module, name) for module, names in _SB3.items() for name in names.split()}
@@ -60,6 +61,7 @@ def load_behavior(spec: str, observation_space: Space, action_space: Space, *, d
               file (.pkl, unpickled too) that it was trained with, or an .npz of its arrays mean, var, epsilon, clip_obs
               and norm_obs. Without it, files beside the policy as rl-zoo lays them out are used: ``<zip without
               suffix>/obs_norm.npz`` or ``/vecnormalize.pkl``;
+            - "demonstration:<task>": what people would do in a task of this package, as "demonstration:TwoGates";
             - "checkpoint:<path>": an agent of this library, and "export:<path>": a policy that ``export`` of an agent
               wrote; both on the command line only (in Python ``load_agent(path).actor()``, ``Actor.from_export``);
             - "<module>:<name>": a function with the arguments of ``Behavior.act``, an object with that method, or a
@@ -79,7 +81,14 @@ def load_behavior(spec: str, observation_space: Space, action_space: Space, *, d
         made = "load_agent(path).actor()" if kind == "checkpoint" else "Actor.from_export(path)"
         raise ConfigError(f"{kind!r} is a text of the command line; in Python give {made} of rltransformers.agents")
     if not argument:
-        known = ["random", "sb3:<algorithm>:<zip>", "checkpoint:<path>", "export:<path>", "<module>:<name>"]
+        known = [
+            "random",
+            "demonstration:<task>",
+            "sb3:<algorithm>:<zip>",
+            "checkpoint:<path>",
+            "export:<path>",
+            "<module>:<name>",
+        ]
         raise ConfigError(f"the behavior {spec!r} is none of: {', '.join(known)}")
     return _load_named(kind, argument, observation_space, action_space, deterministic)
 
@@ -191,7 +200,7 @@ def _check_called(called: Callable[..., Any], name: str, arguments: Sequence[str
 def decides_by_itself(behavior: Any) -> bool:
     """Whether ``deterministic`` changes nothing about a behavior that ``as_behavior`` takes."""
     if isinstance(behavior, str):
-        return behavior == "random"
+        return behavior == "random" or behavior.startswith("demonstration:")
     return not (callable(getattr(type(behavior), "actor", None)) or isinstance(behavior, BaseAlgorithm | BasePolicy))
 
 
@@ -302,6 +311,18 @@ def _global_randomness(seed: int) -> Iterator[None]:
         torch.random.set_rng_state(torch_state)
 
 
+def _load_demonstration(
+    task: str, observation_space: Space, action_space: Space, deterministic: bool
+) -> FunctionBehavior:
+    known = {name: rules for name, rules in vars(memory_rules).items() if hasattr(rules, "demonstrate")}
+    if task not in known:
+        raise ConfigError(f"there are no demonstrations of {task!r}; {did_you_mean(task, known)}")
+    rules = known[task]
+    if (observation_space, action_space) != (rules().observation_space, rules().action_space):
+        raise ConfigError(f"'demonstration:{task}' acts in {task} alone, and the environment has other spaces")
+    return FunctionBehavior(lambda seen, _, generator: rules.demonstrate(seen, generator), f"demonstration:{task}")
+
+
 def _load_sb3(argument: str, observation_space: Space, action_space: Space, deterministic: bool) -> SB3Behavior:
     """Read a policy with the spaces of the environment; what only training needs is not unpickled."""
     algorithm, *files = argument.split(":")
@@ -380,4 +401,4 @@ def _old_gym() -> Iterator[None]:
                 sys.modules[name] = module
 
 
-_LOADERS: dict[str, BehaviorLoader] = {"sb3": _load_sb3}
+_LOADERS: dict[str, BehaviorLoader] = {"demonstration": _load_demonstration, "sb3": _load_sb3}

@@ -45,6 +45,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "LastKey": {"length": 6, "shortest_length": 2, "keys": 3, "values": 2},
     "Parity": {"length": 6, "shortest_length": 1},
     "Dihedral": {"length": 6, "sides": 4},
+    "TwoGates": {"walls": 2},
 }
 
 

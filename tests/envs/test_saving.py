@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
@@ -19,8 +20,15 @@ from tests.envs.test_memory_tasks import SMALL, make_vec
 def rows(env: VecEnv, steps: int, seed: int) -> list[Any]:
     """Everything an agent sees of ``steps`` random steps; the clock is left out."""
     generator, seen = np.random.default_rng(seed), []
+    space = env.action_space
+
+    def random(generator: np.random.Generator, count: int) -> Any:
+        if isinstance(space, spaces.Discrete):
+            return generator.integers(space.n, size=count)
+        return generator.uniform(-1.0, 1.0, (count, *(space.shape or ()))).astype(np.float32)
+
     for _ in range(steps):
-        observation, reward, done, infos = env.step(generator.integers(env.action_space.n, size=env.num_envs))  # type: ignore[attr-defined]
+        observation, reward, done, infos = env.step(random(generator, env.num_envs))
         told = [{k: v for k, v in info.items() if k not in ("episode", "terminal_observation")} for info in infos]
         sums = [(i["episode"]["r"], i["episode"]["l"]) for i in infos if "episode" in i]
         seen.append((np.array(observation).tolist(), reward.tolist(), done.tolist(), told, sums))

@@ -18,6 +18,7 @@ Runs behaviors in an environment and writes their episodes as a Minari dataset, 
 (dataset.id) and `inspect` describes. A behavior is written as one of
 
   random                                uniform actions
+  demonstration:TwoGates                the demonstrations of this task of the package
   sb3:ALGORITHM:ZIP[:VECNORMALIZE.pkl]  a Stable-Baselines3 or sb3-contrib policy (ppo, a2c, sac, td3, dqn, tqc, ...);
                                         such files are pickles and can run code: use only ones you trust
   checkpoint:RUN                        an agent trained with this package: a run folder or a checkpoint in it; of
