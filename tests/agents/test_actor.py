@@ -49,6 +49,8 @@ def offline(environment: str = "CartPole-v1", **settings: Any) -> DecisionTransf
     return DecisionTransformer("DTPolicy", data, **(values | settings)).learn(10)
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:the return head predicts")  # after ten updates
+
 MAKERS: dict[str, Callable[[], Agent]] = {
     "ppo": online,
     "ppo, its own scale of rewards": lambda: online(normalized=False),
