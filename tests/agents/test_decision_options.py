@@ -21,6 +21,8 @@ from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.offline.evaluation_callback import EvaluationCallback
 from tests.agents.test_decision_transformer import TINY, Losses, make, record, weights
 
+pytestmark = pytest.mark.filterwarnings("ignore:the return head predicts")  # after a few updates
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "head": {"return_head": "expectile"},
     "condition": {"return_in": "condition"},
