@@ -965,7 +965,7 @@ def test_a_run_goes_on_on_another_device(name: str, work: Path, capsys: pytest.C
          "unknown setting algorithm.stochastic; did you mean 'algorithm.action_head': 'gaussian'?"),
         (["train", "offline.yaml", "--algorithm.action_head", "mixtur"], "algorithm.action_head must be one of"),
         (["train", "offline.yaml", "--algorithm.action_head_kwargs", "{component: 2}"],
-         "did you mean 'components'?"),
+         "did you mean 'algorithm.action_head_kwargs.components'?"),
         (["train", "offline.yaml", "--online", "{timesteps: 5}", "--environment.id", "CartPole-v1",
           "--algorithm.whole_episodes", "true", "--algorithm.context_length", "200"], "plays up to 500"),
         (["train", "online.yaml", "--online", "{timesteps: 5}"], "learns in its environment anyway"),
