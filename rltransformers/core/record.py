@@ -32,12 +32,6 @@ class Record:
         """Sum of the contributions of all layers."""
         self.losses[name] = self.losses[name] + value if name in self.losses else value
 
-    def choose(self, tokens: slice) -> None:
-        """Keep only these of the wanted tokens."""
-        self.streams = None if self.streams is None else [each[:, tokens] for each in self.streams]
-        self.exits = None if self.exits is None else self.exits[:, tokens]
-        self.random_exits = None if self.random_exits is None else self.random_exits[:, tokens]
-
 
 class Probe:
     """A place in the network that reports losses and metrics to a record; without a record it does nothing.
