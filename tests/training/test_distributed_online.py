@@ -38,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
         n_steps=6,
         popart=0.1,
         batch_size=24,
+        n_epochs=4,
         memory_refresh="epoch",
     ),
     "ppo, stopped by its divergence": dict(
