@@ -857,7 +857,7 @@ def test_loading_never_runs_code_from_the_file(trained: DecisionTransformer, tmp
         ({"policy_kwargs": {"backbon": {}}}, "did you mean 'backbone'"),
         ({"policy_kwargs": {"backbone": {"wdth": 3}}}, "did you mean 'width'"),
         ({"policy_kwargs": {"backbone": {"tokens_per_step": 2}}}, "tokens_per_step"),
-        ({"mode": "db"}, "mode must be one of 'dt', 'bc', got 'db'"),
+        ({"mode": "db"}, "mode must be one of 'dt', 'advantage', 'bc', got 'db'"),
         ({"acting_mode": "refesh"}, "did you mean 'refresh'"),
         ({"acting_mode": "recompute", "policy_kwargs": LOOKING}, "take 'refresh' or 'banded'"),
         ({"mode": "bc", "delayed_reward": True}, "no effect"),
