@@ -200,7 +200,7 @@ def test_functions_classes_and_registered_kinds_are_found_by_name() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("randm", "is none of: random, sb3"),
+        ("randm", "is none of: random, demonstration:<task>, sb3"),
         ("sb3:pop:x.zip", "did you mean 'ppo'"),
         ("sb3:ppo", "should read sb3:<algorithm>:<zip>"),
         ("tests.data.behaviors_for_tests:zero", "did you mean 'zeros'"),
