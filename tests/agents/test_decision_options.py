@@ -485,7 +485,6 @@ def test_options_can_be_written_to_files(data: Trajectories, tmp_path: Path, kin
 
 @pytest.mark.slow
 @pytest.mark.third_party
-@pytest.mark.filterwarnings("ignore:the return head predicts:UserWarning")  # of few updates
 @pytest.mark.parametrize("kind", ["qt", "condition", "advantage", "mixture", "flow, head"])
 def test_compiled_acting_equals_eager_acting(
     data: Trajectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
