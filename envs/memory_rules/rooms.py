@@ -198,7 +198,7 @@ class TwoGates(Rules):
 
     def step(self, state: State, action: Array) -> Outcome:
         gate = self._gate(state)
-        passes = np.minimum(_length(action - gate), _length(action + gate)) <= self.radius
+        passes = np.linalg.norm([action - gate, action + gate], axis=-1).min(0) <= self.radius
         t = state["t"] + 1
         through = passes & (t >= self.walls)
         return Outcome(state | {"t": t}, through.astype(np.float64), ~passes | through, through)
@@ -258,11 +258,6 @@ class ProofOfMemory(Rules):
         t = state["t"] + 1
         reward = np.where(arrived, np.where(good, 1.6, -1.6), -0.1 * moves)
         return Outcome(state | {"cell": cell, "t": t}, reward, arrived, arrived & good, (t >= self.horizon) & ~arrived)
-
-
-def _length(vectors: Array) -> Array:
-    length: Array = np.sqrt((vectors**2).sum(-1))
-    return length
 
 
 def _walk(row: Array, column: Array, action: Array, size: int) -> tuple[Array, Array]:
