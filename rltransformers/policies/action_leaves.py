@@ -204,6 +204,10 @@ class NormalAction(ContinuousAction):
     def log_prob(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "..."]:
         return _normal_log_prob(self.as_numbers(action), self.squash(output), self.log_std(output))
 
+    def cumulative(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "... A"]:
+        """Probability that a component lies below that of the action."""
+        return torch.special.ndtr((self.as_numbers(action) - self.squash(output)) * (-self.log_std(output)).exp())
+
     def entropy(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "..."]:
         return (self.log_std(output) + (0.5 + HALF_LOG_TAU)).sum(-1)
 

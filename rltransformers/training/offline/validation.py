@@ -22,8 +22,8 @@ from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.several_modes import MixtureAction
 from rltransformers.training.offline.one_step import OneStep, decode
 
-INTERVALS = {50: 0.674489750196082, 90: 1.6448536269514722}
-"""Deviations on either side of the mean that hold so many percent of a normal distribution."""
+INTERVALS = 50, 90
+"""Percent of a distribution that its central intervals hold."""
 BINS = 15
 """Of equal width, for the calibration error of classes (Guo et al. 2017, arXiv 1706.04599)."""
 
@@ -135,10 +135,7 @@ class _Sums:
         predictions = [leaf.decode(output), *(decode(leaf, numbers, allowed) for numbers in others)]
         differences = torch.stack([_flat(each) for each in predictions]) - actual
         self.errors += (differences.square() if self.measured == "rmse" else (differences == 0).double()).sum(1)
-        if isinstance(leaf, NormalAction):
-            distance = (leaf.as_numbers(taken) - leaf.squash(output)).abs() / leaf.log_std(output).exp()
-            self.inside += torch.stack([(distance <= each).double().mean(1).sum() for each in INTERVALS.values()])
-        elif isinstance(leaf, MixtureAction):
+        if isinstance(leaf, NormalAction | MixtureAction):
             off = (2.0 * leaf.cumulative(output, taken) - 1.0).abs()
             self.inside += torch.stack([(off <= percent / 100).double().mean(1).sum() for percent in INTERVALS])
         elif isinstance(leaf, CategoricalAction | BinaryAction):
