@@ -22,7 +22,7 @@ def test_other_files_need_the_tests_of_their_folder() -> None:
     files = [
         "agents/gtrxl_ppo.py",
         "rltransformers/data/load.py",
-        "docs/online.md",
+        "docs/online/README.md",
         "tests/core/test_files.py",
         "README.md",
     ]

@@ -77,7 +77,7 @@ def test_the_page_of_a_package_index_needs_no_file_of_the_repository() -> None:
     page = prose((ROOT / readme).read_text())
     assert [link for link in LINK.findall(page) if not re.match("https?://", link)] == []
     assert "<" not in re.sub(r"`[^`]*`", "", page).replace("<=", "")  # no comments, no tags
-    assert "docs/online.md" in page  # files are named in words
+    assert "docs/command_line.md" in page  # files are named in words
 
 
 def test_links_become_words_on_the_page_of_a_package_index() -> None:

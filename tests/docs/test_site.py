@@ -65,7 +65,7 @@ def test_a_link_leads_to_the_same_file_in_the_site(page: Path) -> None:
 
 
 def test_code_and_broken_links_stay_as_they_are() -> None:
-    page = ROOT / "docs" / "online.md"
+    page = ROOT / "docs" / "environments.md"
     text = "```text\n[a](../README.md)\n```\n[b](../no_such.md) [c](../../outside.md) [d](data.md#trust)\n"
     assert docs_site.moved(text, page) == text
 
