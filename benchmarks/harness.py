@@ -4,9 +4,7 @@ Absolute times of a shared machine drift by a factor of two within minutes; the 
 does not. A comparison runs A B A B ... and reports the median of the ratios of neighboring runs with their range.
 """
 
-import contextlib
 import csv
-import importlib.metadata
 import json
 import math
 import os
@@ -21,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from rltransformers.zoo.facts import device
+from rltransformers.zoo.facts import parameters as parameters
+from rltransformers.zoo.facts import versions as versions
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "benchmarks"
@@ -131,9 +133,8 @@ def machine(program: str = "python scripts/benchmark.py") -> dict[str, Any]:
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
     return {
-        "device": device,
+        "device": device(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": versions(PACKAGES),
@@ -141,30 +142,6 @@ def machine(program: str = "python scripts/benchmark.py") -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join([program, *sys.argv[1:]]),
     }
-
-
-def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of the installed ones of ``packages``."""
-    found = {}
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
-
-
-def processor() -> str:
-    """Name of the CPU."""
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def parameters(module: torch.nn.Module) -> int:
-    """Number of weights."""
-    return sum(weight.numel() for weight in module.parameters())
 
 
 def resident_bytes(kind: str) -> int:

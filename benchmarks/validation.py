@@ -33,6 +33,7 @@ class Task:
     backbone: Mapping[str, Any] = field(default_factory=lambda: {"width": 32, "layers": 2, "heads": 1})
 
 
+BEHAVIORS = "rltransformers.zoo.behaviors"
 BASE: dict[str, Any] = {"batch_size": 64, "learning_rate": 5e-3, "warmup_steps": 50, "max_grad_norm": 1.0}
 TASKS = {
     "key_to_door": Task(
@@ -45,7 +46,7 @@ TASKS = {
     ),
     "cartpole_mixture": Task(
         EnvironmentConfig("CartPole-v1", 20),
-        CollectConfig(70, ["random=2", "zoo.behaviors:cartpole_weak=2", "zoo.behaviors:cartpole_good=3"]),
+        CollectConfig(70, ["random=2", f"{BEHAVIORS}:cartpole_weak=2", f"{BEHAVIORS}:cartpole_good=3"]),
         500.0, 360, 15,
         BASE | {"context_length": 20, "learning_rate": 1e-3, "decay_steps": 360},
         False,

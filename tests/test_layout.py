@@ -1,4 +1,4 @@
-"""The folders on disk, the package list in pyproject.toml and the three links tell the same story."""
+"""The folders on disk, the package list in pyproject.toml and the four links tell the same story."""
 
 import subprocess
 import sys
@@ -53,7 +53,7 @@ def test_links_are_links_to_the_mapped_folders(package: str) -> None:
         assert not link.is_dir(), f"{link} is a copy of {folder}: delete it"
 
 
-@pytest.mark.parametrize("folder", ["agents", "envs"])
+@pytest.mark.parametrize("folder", ["agents", "envs", "zoo"])
 def test_a_folder_refuses_to_load_under_its_bare_name(folder: str) -> None:
     bare_import = subprocess.run([sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True)
     assert bare_import.returncode != 0

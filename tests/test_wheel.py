@@ -101,7 +101,8 @@ def test_the_wheel_holds_every_module_and_config_once(installed: Installed) -> N
 
 def test_the_package_is_imported_from_the_wheel_and_the_bare_names_do_not_exist(installed: Installed) -> None:
     program = """
-import importlib.util, rltransformers, rltransformers.agents, rltransformers.configs, rltransformers.envs
+import importlib.util, rltransformers
+from rltransformers import agents, configs, envs, zoo
 print(rltransformers.__file__)
 bare = ("agents", "configs", "envs", "scripts", "zoo", "benchmarks")
 print([name for name in bare if importlib.util.find_spec(name)])
@@ -162,3 +163,18 @@ def test_the_source_distribution_holds_the_documents_that_its_description_names(
     named = set(re.findall(r"docs/[\w/]+\.md|[A-Z]+\.md", page))
     assert {"docs/online.md", "CHANGELOG.md"} <= named <= set(shipped)
     assert {"CITATION.cff", "examples/README.md", "mkdocs.yml"} <= set(shipped)
+
+
+def test_suites_run_from_the_wheel(installed: Installed) -> None:
+    assert "online " in installed.run("rltransformers", "suite")
+    small = {"train.total_timesteps": 64, "environment.num_envs": 8, "algorithm.n_steps": 8, "backbone.width": 8}
+    task = {"title": "Cue", "config": "gtrxl_cue_recall", "score": "success", "overrides": small}
+    suite = {"title": "Tiny", "seeds": 1, "tasks": {"cue": task | {"variants": {"GTrXL": {}}}}}
+    (installed.elsewhere / "tiny.yaml").write_text(json.dumps(suite))
+    out = installed.run("rltransformers", "suite", "tiny.yaml")
+    assert "written  results/tiny/tiny.md" in out
+    folder = installed.elsewhere / "results" / "tiny"
+    assert (folder / "runs" / "tiny" / "cue" / "gtrxl-seed0" / "last.zip").is_file()
+    page = (folder / "tiny.md").read_text()
+    assert "- commit" not in page and re.search(r"- versions: .*rltransformers \d", page), page
+    assert "1 done, 0 to do" in installed.run("rltransformers", "suite", "tiny.yaml", "--dry-run")

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from rltransformers.functional.statistics import iqm, stratified_bootstrap
-from zoo.suites import Aim, Suite, Task
-from zoo.table import Row, score_of
+from rltransformers.zoo.suites import Aim, Suite, Task
+from rltransformers.zoo.table import Row, score_of
 
 Runs = Mapping[str, Sequence[Row]]
 """Rows of a task by variant, every variant present."""

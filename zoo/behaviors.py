@@ -1,4 +1,4 @@
-"""Behaviors of the recorded datasets, for `--behavior zoo.behaviors:NAME`."""
+"""Behaviors of the recorded datasets, for `--behavior rltransformers.zoo.behaviors:NAME`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""One cell in a process of its own: `python -m zoo.cell`, started by scripts/reproduce.py.
+"""One cell in a process of its own: `python -m rltransformers.zoo.cell`, started by `rltransformers suite`.
 
 The order stands in the first line of standard input; when the input ends, whoever ordered is gone, and so is this.
 Beside the run folder lie NAME.log, NAME.clock (seconds so far) and NAME.lock; the row is left in it as row.json.
@@ -8,9 +8,7 @@ import csv
 import json
 import math
 import os
-import platform
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -21,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from benchmarks import harness
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.cli import runs
 from rltransformers.cli.agents import build_agent
@@ -45,15 +41,14 @@ from rltransformers.training.runs.experiment import (
 )
 from rltransformers.training.runs.run_folder import RunFolder
 from rltransformers.training.update import RATIO_TOLERANCE
-from zoo.suites import ROOT, Cell, Task, config_hash
-from zoo.table import COLUMNS, Result, Row, locked, score_of
+from rltransformers.zoo.facts import commit, machine, parameters, software
+from rltransformers.zoo.suites import Cell, Task, config_hash
+from rltransformers.zoo.table import COLUMNS, Result, Row, locked, score_of
 
-CODE = ("rltransformers", "agents", "envs", "zoo", "scripts/reproduce.py")
 RECORDED = "recorded.json"
 TRAINING_MAX = "training_max"
 TRAINING_RETURN = "rollout/ep_rew_mean"  # of the last 100 training episodes
 RATIO_ERROR = "train/first_ratio_error"
-PACKAGES = ("torch", "stable-baselines3", "gymnasium", "rltransformers")
 
 
 def order_of(cell: Cell, folder: Path, task: Task, metrics: Sequence[str]) -> str:
@@ -87,7 +82,7 @@ def measure(order: Mapping[str, Any]) -> Row:
     config = build_experiment(order["config"])
     row = Row(
         order["task"], order["variant"], order["seed"], 0.0, 0, 0, 0.0, config_hash=order["config_hash"],
-        commit=commit(), versions=versions(), machine=machine(), date=time.strftime("%Y-%m-%d"),
+        commit=commit(), versions=software(), machine=machine(), date=time.strftime("%Y-%m-%d"),
     )  # fmt: skip
     if order["of_data"]:
         row = _data_row(row, config, order["score"])
@@ -148,7 +143,7 @@ def _run_row(
     agent = build_agent(config, folder.last, training=False)
     try:
         steps = agent.steps_done
-        row = replace(row, parameters=harness.parameters(agent.model.policy), state_bytes=state_bytes(agent.model))
+        row = replace(row, parameters=parameters(agent.model.policy), state_bytes=state_bytes(agent.model))
     finally:
         agent.close()
     curve = [[step, score_of(shortened(each), score, target)] for step, each in folder.read_evaluations()]
@@ -318,30 +313,6 @@ def success_rate(data: Trajectories) -> float | None:
     if sum(part["episodes"] for part in parts if "successes" in part) != len(data):
         return None
     return float(sum(part["successes"] for part in parts) / len(data))
-
-
-# Facts
-
-
-def commit() -> str:
-    """Commit of the code, with -dirty behind it when the code (not the results) has changed since."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", *CODE)
-    return git("rev-parse", "--short=9", "HEAD") + ("-dirty" if changed else "")
-
-
-def versions() -> dict[str, str]:
-    """Of Python and the packages that results depend on most."""
-    return {"python": platform.python_version()} | harness.versions(PACKAGES)
-
-
-def machine() -> str:
-    """Processor or GPU, the vector instructions of the processor, which sums round differently with, and cores."""
-    facts = harness.machine()
-    return f"{facts['device']}, {torch.backends.cpu.get_cpu_capability()}, {facts['cores']} cores"
 
 
 def _end_with_parent() -> None:

@@ -10,9 +10,9 @@ from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 
 from rltransformers.functional.statistics import iqm, stratified_bootstrap
-from zoo.aims import Runs, interval, number
-from zoo.suites import Task
-from zoo.table import Row, score_of
+from rltransformers.zoo.aims import Runs, interval, number
+from rltransformers.zoo.suites import Task
+from rltransformers.zoo.table import Row, score_of
 
 # Okabe and Ito's colors, told apart with every kind of color vision; the method in the strongest.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999")

@@ -10,10 +10,10 @@ import numpy as np
 
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.functional.statistics import iqm, probability_of_improvement
-from zoo import pictures
-from zoo.aims import WORDS, Runs, interval, judge, number
-from zoo.suites import Suite, Task, read_suite
-from zoo.table import Row, current, read_rows, score_of
+from rltransformers.zoo import pictures
+from rltransformers.zoo.aims import WORDS, Runs, interval, judge, number
+from rltransformers.zoo.suites import Suite, Task, read_suite
+from rltransformers.zoo.table import Row, current, read_rows, score_of
 
 METRIC_NAMES = {
     "steps_per_cpu_second": "steps/CPU s",
@@ -74,7 +74,7 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
     hours = sum(row.wall_seconds for row in rows) / 3600
     yield f"# {suite.text.title}"
     yield ""
-    yield f"`python scripts/reproduce.py {suite.name}` makes this page, its pictures and [the CSV]({suite.name}.csv)"
+    yield f"`rltransformers suite {suite.name}` makes this page, its pictures and [the CSV]({suite.name}.csv)"
     yield f"with one row per run: {len(rows)} {'run' if len(rows) == 1 else 'runs'}, {hours:.1f} hours in all."
     yield from ["", f"{LEGEND} More: [how to read them](README.md#how-to-read-them).", ""]
     for label, values in _origin(rows):
@@ -214,7 +214,7 @@ def summary(results: Path, suites: Path) -> list[str]:
         lines += ["", f"**[{suite.text.title}]({suite.name}.md)**", ""]
         tasks = [name for name in suite.tasks if any(row.task == name for row in rows)]
         lines += [*table_head(SUMMARY), *(summary_row(suite, name, runs_of(suite, name, rows)) for name in tasks)]
-    return lines if len(lines) > 1 else ["No results yet: `python scripts/reproduce.py SUITE`."]
+    return lines if len(lines) > 1 else ["No results yet: `rltransformers suite SUITE`."]
 
 
 def selection(results: Path, suites: Path, tasks: Mapping[str, Sequence[str]]) -> list[str]:
@@ -296,7 +296,7 @@ def index(results: Path, suites: Path) -> list[str]:
         states = [each.met for each in verdicts]
         met = [f"{states.count(met)} {word}" for met, word in WORDS.items() if met in states]
         hours = sum(row.wall_seconds for row in rows) / 3600
-        command = f"`python scripts/reproduce.py {suite.name}`"
+        command = f"`rltransformers suite {suite.name}`"
         planned = len(list(suite.cells()))
         cells = [f"[{suite.text.title}]({suite.name}.md)", command, f"{len(rows)} of {planned}", f"{hours:.1f}"]
         lines.append(line([*cells, ", ".join(met) or "-"]))
@@ -401,7 +401,8 @@ def alignment_of(row: Row) -> float:
 
 def _origin(rows: Sequence[Row]) -> Iterator[tuple[str, list[str]]]:
     """Software and machines of the runs."""
-    yield "commit", [row.commit for row in rows]
+    if commits := [row.commit for row in rows if row.commit]:  # none of an installed package
+        yield "commit", commits
     yield "machine", [row.machine for row in rows]
     yield "versions", [" ".join(f"{name} {version}" for name, version in row.versions.items()) for row in rows]
     yield "date", sorted(row.date for row in rows)

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from importlib import resources
 from inspect import signature
 from pathlib import Path
 from types import UnionType
@@ -20,10 +21,9 @@ from rltransformers.cli.keywords import MEMORY_AGENTS
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.yaml_text import parse_yaml
 from rltransformers.policies.steps import Acting
-from rltransformers.training.runs.experiment import ExperimentConfig, read_experiment
+from rltransformers.training.runs.experiment import ExperimentConfig
 
-ROOT = Path(__file__).resolve().parents[1]
-SUITES = ROOT / "configs" / "suites"
+SUITES = Path(str(resources.files("rltransformers.configs"))) / "suites"
 MIN_EPISODES = 50
 SCORES = ("return", "success")
 _NOT_IN_HASH = ("seed", "output", "threads", "tune")
@@ -255,7 +255,7 @@ class Suite:
 
 
 def read_suite(name: str) -> Suite:
-    """The suite of a YAML file, or of a name in configs/suites.
+    """The suite of a YAML file, or of a packaged suite.
 
     Raises:
         ConfigError: when it is neither, for unknown keys and names, and for configs that cannot work.
@@ -294,8 +294,7 @@ def find_suite(name: str) -> Path:
     known = {each.stem: each for each in sorted(SUITES.glob("*.yaml"))}
     if path.name.removesuffix(".yaml") in known:
         return known[path.name.removesuffix(".yaml")]
-    hint = did_you_mean(name, known) if known else "configs/suites is empty"
-    raise ConfigError(f"suite {name!r} is neither a file nor in configs/suites; {hint}")
+    raise ConfigError(f"suite {name!r} is neither a file nor a packaged suite; {did_you_mean(name, known)}")
 
 
 def chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
@@ -372,10 +371,8 @@ def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, b
 def _config(name: str, overrides: Mapping[str, Any]) -> ExperimentConfig:
     for key in overrides:
         if key in _SET_BY_CELL:
-            raise ConfigError(f"{key} is set by reproduce.py for every run: leave it out (seeds: of the task)")
+            raise ConfigError(f"{key} is set by the suite for every run: leave it out (seeds: of the task)")
     texts = [(key, yaml.safe_dump(value)) for key, value in overrides.items()]
-    if not Path(name).is_file() and (ROOT / name).is_file():
-        return read_experiment(ROOT / name, texts)
     return find_config(name, texts)[1]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rltransformers.core.errors import DataError
 from rltransformers.core.files import replacing
-from zoo.suites import Cell, Suite
+from rltransformers.zoo.suites import Cell, Suite
 
 Result = dict[str, float | None]
 """target_return, return_mean, return_std, success_rate of one evaluation; None where undefined. Of a transfer also

@@ -14,14 +14,15 @@ from rltransformers.core.spec import Spec
 from rltransformers.policies.readouts.catalogue import DECIDES, READOUTS
 from rltransformers.policies.set_encoders.catalogue import DECIDES as ENCODER_DECIDES
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
-from scripts import benchmark, reproduce
-from zoo import report
-from zoo.suites import read_suite
+from rltransformers.zoo import report
+from rltransformers.zoo.suites import SUITES, read_suite
+from scripts import benchmark
 
 LENGTH = 1024
 """Tokens of the segment whose cost a page tells."""
 
 SUITE = "variants"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 NOTES = {
     "position": "A list combines encodings that act at different places.",
@@ -194,6 +195,6 @@ def chooses(values: Mapping[str, Any], axis: str, name: str) -> bool:
 @cache
 def variants() -> tuple[Any, dict[str, dict[str, list[Any]]]]:
     """The suite of variants, and its runs by task and variant."""
-    suite = read_suite(str(reproduce.SUITES / f"{SUITE}.yaml"))
-    rows = report.rows_of(suite, reproduce.RESULTS)
+    suite = read_suite(str(SUITES / f"{SUITE}.yaml"))
+    rows = report.rows_of(suite, RESULTS)
     return suite, {task: dict(report.runs_of(suite, task, rows)) for task in suite.tasks}

@@ -19,19 +19,20 @@ from pathlib import Path
 from rltransformers.backbone import PRESETS
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # so that scripts, zoo and benchmarks are found
+sys.path.insert(0, str(ROOT))  # so that scripts and benchmarks are found
 
 from docs._tools import catalogue, notebooks, pairs  # noqa: E402
 from docs._tools import pages as mechanism_pages  # noqa: E402
-from scripts import benchmark, reproduce  # noqa: E402
-from zoo import pictures, report  # noqa: E402
-from zoo.aims import Runs  # noqa: E402
-from zoo.suites import Task, read_suite  # noqa: E402
+from rltransformers.zoo import pictures, report  # noqa: E402
+from rltransformers.zoo.aims import Runs  # noqa: E402
+from rltransformers.zoo.suites import SUITES, Task, read_suite  # noqa: E402
+from scripts import benchmark  # noqa: E402
 
 README = ROOT / "README.md"
 MECHANISMS = ROOT / "docs" / "mechanisms"
 INDEX_PAGE = ROOT / "docs" / "package_index.md"
 PICTURE = ROOT / "docs" / "learning.png"
+RESULTS = ROOT / "docs" / "results"
 FILES = (
     README,
     ROOT / "docs" / "benchmarks" / "README.md",
@@ -158,7 +159,7 @@ def slots() -> list[str]:
 
 def readme_results() -> list[str]:
     """The README's choice of results."""
-    return [RESULTS_LEGEND, "", *report.selection(reproduce.RESULTS, reproduce.SUITES, README_RESULTS)]
+    return [RESULTS_LEGEND, "", *report.selection(RESULTS, SUITES, README_RESULTS)]
 
 
 def readme_speed() -> list[str]:
@@ -180,8 +181,8 @@ def draw(path: Path) -> None:
 def picture_runs() -> tuple[Task, Runs]:
     """Task and runs that the README's picture shows."""
     suite_name, name, variants = README_PICTURE
-    suite = read_suite(str(reproduce.SUITES / f"{suite_name}.yaml"))
-    runs = report.runs_of(suite, name, report.rows_of(suite, reproduce.RESULTS))
+    suite = read_suite(str(SUITES / f"{suite_name}.yaml"))
+    runs = report.runs_of(suite, name, report.rows_of(suite, RESULTS))
     return suite.tasks[name], {variant: runs[variant] for variant in variants}
 
 
@@ -197,8 +198,8 @@ TABLES = {
     "readme-speed": readme_speed,
     "targets": lambda: benchmark.targets(benchmark.RESULTS),
     "benchmarks": lambda: benchmark.summary(benchmark.RESULTS),
-    "results": lambda: report.summary(reproduce.RESULTS, reproduce.SUITES),
-    "suites": lambda: report.index(reproduce.RESULTS, reproduce.SUITES),
+    "results": lambda: report.summary(RESULTS, SUITES),
+    "suites": lambda: report.index(RESULTS, SUITES),
 }
 
 

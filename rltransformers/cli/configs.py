@@ -52,6 +52,14 @@ def packaged_configs() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
 
 
+def packaged_suites() -> dict[str, str]:
+    """Titles of the suites of results that are installed with the package, by name."""
+    folder = resources.files("rltransformers.configs") / "suites"
+    entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    titles = {entry.name: parse_yaml(entry.read_text(), entry.name)["title"] for entry in entries}
+    return {name.removesuffix(".yaml"): title for name, title in titles.items()}
+
+
 def find_config(
     name: str, overrides: Sequence[tuple[str, str]], imports: Sequence[str] = (), trust: bool = False
 ) -> tuple[str, ExperimentConfig]:

@@ -1,6 +1,6 @@
 """Where the processes of many runs live, on this machine or on those of a Ray cluster, and how all of them are run.
 
-``train --seeds``, ``tune`` and ``scripts/reproduce.py`` start their processes here.
+``train --seeds``, ``tune`` and ``suite`` start their processes here.
 """
 
 import os
@@ -146,7 +146,7 @@ class RayEngine(Engine):
     """The cores of a Ray cluster, whose machines have this Python environment and project at the same paths.
 
     Each process is a task of one core. One whose worker dies, or whose machine is lost, is started again up to
-    ``RETRIES`` times with the same order: runs of ``scripts/reproduce.py`` go on from their last checkpoint where the
+    ``RETRIES`` times with the same order: runs of ``suite`` go on from their last checkpoint where the
     file system is shared, all others begin anew.
 
     ``address`` is that of a running cluster ("auto" for the one this machine belongs to); None starts Ray on this

@@ -90,7 +90,7 @@ def behavior_programs(texts: Sequence[str], place: str) -> list[Program]:
             foreign.append(Program(place, f"{place} {text!r} loads a pickle of Stable-Baselines3, which runs code"))
         elif kind == "export" and not (argument.rpartition("=")[0] or argument).endswith(".onnx"):
             foreign.append(Program(place, f"{place} {text!r} loads a program of torch, which may run code"))
-        elif colon and kind not in _DATA_BEHAVIORS:
+        elif colon and kind not in _DATA_BEHAVIORS and not kind.startswith("rltransformers."):
             foreign.append(Program(place, f"{place} {text!r} imports the module {kind}"))
     return foreign
 

@@ -144,12 +144,13 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", metavar="ID", help="environment to train in with the usual settings, without a CONFIG")
 
 
-def add_engine(parser: argparse.ArgumentParser, condition: str, noun: str) -> None:
+def add_engine(
+    parser: argparse.ArgumentParser, condition: str, noun: str, default: str = "1, on Ray the cores of the cluster"
+) -> None:
     """--jobs, --engine and --address: how many processes at a time, and where.
 
-    Their help begins with ``condition``; ``noun`` says what is run, in the plural.
+    Their help begins with ``condition``; ``noun`` says what is run, in the plural, ``default`` the jobs without --jobs.
     """
-    default = "1, on Ray the cores of the cluster"
     parser.add_argument(
         "--jobs", type=flag(Count), metavar="J", help=f"{condition}{noun} at the same time (default: {default})"
     )

@@ -17,8 +17,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.harness import processor, versions  # noqa: E402
 from rltransformers.core.files import replacing  # noqa: E402
+from rltransformers.zoo.facts import processor, versions  # noqa: E402
 
 PAGE = ROOT / "docs" / "third_party.md"
 PACKAGES = (

@@ -13,10 +13,10 @@ import pytest
 
 from rltransformers.cli import engines, worker
 from rltransformers.cli.engines import Engine, Job, LocalEngine, Order, RayEngine
+from rltransformers.cli.main import main
 from rltransformers.cli.seeds import train_seeds
 from rltransformers.core.errors import ConfigError, MissingExtraError
 from rltransformers.training.runs.experiment import build_experiment
-from scripts import reproduce
 from tests.cli.test_runs import ONLINE
 
 pytestmark = pytest.mark.xdist_group("ray")  # one Ray at a time
@@ -259,7 +259,7 @@ def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch: pytest.Mon
 
 def test_a_dry_run_starts_no_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert reproduce.main(["vmpo", "--engine", "ray", "--dry-run"]) == 0
+    assert main(["suite", "vmpo", "--engine", "ray", "--dry-run"]) == 0
     assert " to do" in capsys.readouterr().out
 
 

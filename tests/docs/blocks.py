@@ -10,9 +10,9 @@ Comments directly above a block, which readers do not see, tell what the test do
     <!-- test: skip needs an Atari emulator -->        the block does not run, for this reason
     <!-- test: where torchrl is installed -->          the block runs only where this module can be imported
 
-Python blocks are executed. Commands of `rltransformers` run in this process, examples in one of their own; of scripts
-that take hours, and of `python -m` with a package of ours, only the arguments are checked, of `make` the target, of
-`pip` extras and pins. YAML has to be a config, or a part of one.
+Python blocks are executed. Commands of `rltransformers` run in this process, examples in one of their own; of suites
+and scripts that take hours, and of `python -m` with a package of ours, only the arguments are checked, of `make` the
+target, of `pip` extras and pins. YAML has to be a suite, a config, or a part of one.
 """
 
 import importlib
@@ -31,9 +31,10 @@ from typing import Any
 import yaml
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.cli.main import main
+from rltransformers.cli.main import build_parser, main
 from rltransformers.core.modules import import_module
 from rltransformers.training.runs.experiment import ExperimentConfig, read_experiment
+from rltransformers.zoo.suites import read_suite
 
 ROOT = Path(__file__).parents[2]
 COMMANDS_OF_THE_PACKAGE = ("train", "evaluate", "collect")
@@ -207,7 +208,9 @@ def run_command(words: Sequence[str]) -> None:
         ValueError: when it fails or is unknown.
     """
     program, *arguments = words
-    if program == "rltransformers":
+    if program == "rltransformers" and arguments[0] == "suite":
+        build_parser().parse_args(arguments)
+    elif program == "rltransformers":
         try:
             code = main(arguments)
         except SystemExit as end:  # argparse: --help, --version, or a refused argument
@@ -276,12 +279,15 @@ def check_install(arguments: Sequence[str]) -> None:
 
 
 def check_yaml(values: dict[str, Any]) -> None:
-    """A whole config, a part of one over a packaged config, or a backbone.
+    """A suite, a whole config, a part of one over a packaged config, or a backbone.
 
     Raises:
         ConfigError: for keys and values that are neither.
     """
-    if set(values) <= set(ExperimentConfig.__dataclass_fields__):
+    if "tasks" in values:
+        Path("suite.yaml").write_text(yaml.safe_dump(values))
+        read_suite("suite.yaml")
+    elif set(values) <= set(ExperimentConfig.__dataclass_fields__):
         base = ROOT / "configs" / "gtrxl_tmaze.yaml"
         path = Path("block.yaml")
         path.write_text(yaml.safe_dump(values if "agent" in values else yaml.safe_load(base.read_text()) | values))

@@ -8,8 +8,8 @@ from PIL import Image
 
 from docs._tools import pages, pairs, update_docs
 from rltransformers.backbone import PRESETS
-from scripts import reproduce
-from zoo import report
+from rltransformers.zoo import report
+from rltransformers.zoo.suites import SUITES
 
 
 @pytest.mark.xdist_group("committed suites")
@@ -66,7 +66,7 @@ def test_the_readme_has_six_rows_of_slots_with_names_that_exist() -> None:
 
 @pytest.mark.xdist_group("committed suites")
 def test_the_readme_shows_six_rows_each_and_unmet_targets_among_them() -> None:
-    results = report.selection(reproduce.RESULTS, reproduce.SUITES, update_docs.README_RESULTS)[2:]
+    results = report.selection(update_docs.RESULTS, SUITES, update_docs.README_RESULTS)[2:]
     targets = [tuple(map(int, met)) for row in results for met in re.findall(r"\| (\d+) of (\d+) \|$", row)]
     assert len(results) == 6
     assert any(met < total for met, total in targets) and any(met == total for met, total in targets)

@@ -20,6 +20,8 @@ from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.cli import engines
 from rltransformers.cli.collect import collect_episodes
 from rltransformers.cli.engines import LocalEngine
+from rltransformers.cli.main import main
+from rltransformers.cli.trust import behavior_programs
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import load_trajectories
 from rltransformers.training.offline.settings import backbone_config
@@ -30,12 +32,11 @@ from rltransformers.training.runs.experiment import (
     ExperimentConfig,
     build_experiment,
 )
-from scripts import reproduce
+from rltransformers.zoo import cell, pictures, report, reproduce
+from rltransformers.zoo.aims import Verdict, number, verdict
+from rltransformers.zoo.suites import SUITES, Aim, Suite, Task, Transfer, chosen, config_hash, read_suite
+from rltransformers.zoo.table import Row, current, differences, read_rows, record, score_of
 from tests.copies import Copies
-from zoo import cell, pictures, report
-from zoo.aims import Verdict, number, verdict
-from zoo.suites import Aim, Suite, Task, Transfer, chosen, config_hash, read_suite
-from zoo.table import Row, current, differences, read_rows, record, score_of
 
 ONLINE: dict[str, Any] = {
     "agent": "gtrxl_ppo",
@@ -56,6 +57,11 @@ OFFLINE: dict[str, Any] = {
 }
 VARIANTS: dict[str, Any] = {"GTrXL": None, "no memory": {"backbone.memory": 0}}
 Write = Callable[..., Path]
+
+
+def suite_command(words: list[str]) -> int:
+    """The exit code of `rltransformers suite`."""
+    return main(["suite", *words])
 
 
 @pytest.fixture
@@ -111,11 +117,11 @@ def test_programs_that_a_suite_names_want_trust(
         config=str(tmp_path / "offline.yaml"), score="return", target=20, variants={"DT": {}}, seeds=1,
     )  # fmt: skip
     words = [str(path), "--results", str(tmp_path / "out")]
-    assert reproduce.main(words) == 2
+    assert suite_command(words) == 2
     assert "suite tiny would run code" in (message := capsys.readouterr().err) and "stranger" in message
     recorded: list[str] = []
     monkeypatch.setattr(reproduce.Work, "_make_datasets", lambda self, missing: recorded.append("made"))
-    reproduce.main([*words, "--trust"])
+    suite_command([*words, "--trust"])
     assert recorded == ["made"]
 
 
@@ -149,7 +155,7 @@ def test_programs_that_a_suite_names_want_trust(
         ({"variants": {}}, "at least one"),
         ({"variants": {"A b": {}, "a-b": {"backbone.memory": 0}}}, "share the run folder 'a-b'"),
         ({"variants": {"x": {"evaluation.episodes": 49}}}, "x: evaluation.episodes is 49; .* at least 50"),
-        ({"variants": {"x": {"backbone.memory": 0, "seed": 3}}}, "seed is set by reproduce.py"),
+        ({"variants": {"x": {"backbone.memory": 0, "seed": 3}}}, "seed is set by the suite"),
         (
             {"variants": {"x": {"trian.total_timesteps": 3}}},
             "unknown setting trian.total_timesteps; did you mean 'train.total_timesteps'",
@@ -159,7 +165,7 @@ def test_programs_that_a_suite_names_want_trust(
             {"variants": {"x": {}, "y": {"train.total_timesteps": 5}}},
             r"cue: train.total_timesteps differs \(x \d+, y 5\); set it in the overrides",
         ),
-        ({"overrides": {"output": "here"}}, "output is set by reproduce.py"),
+        ({"overrides": {"output": "here"}}, "output is set by the suite"),
         ({"config": "gtrxl_cue_recal"}, "did you mean 'gtrxl_cue_recall'"),
         ({"config": "offline.yaml"}, "set the task's target to one of"),
         ({"seeds": 0}, "seeds must be at least 1"),
@@ -191,12 +197,37 @@ def test_a_key_given_twice_is_refused_and_a_merge_is_not(write: Write) -> None:
     assert (tasks["b"].title, tasks["b"].config) == ("B", tasks["a"].config)
 
 
+def test_results_go_to_the_current_folder_outside_of_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "results" / "tiny"
+    assert reproduce.folders("tiny", None, None) == (out, out / "runs")
+    assert reproduce.folders("tiny", "again", None) == (tmp_path / "again", tmp_path / "again" / "runs")
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root / "docs")
+    assert reproduce.folders("tiny", None, None) == (root / "docs" / "results", root / "runs" / "results")
+    assert reproduce.folders("tiny", str(out), None) == (out, out / "runs")
+
+
+def test_the_command_alone_lists_the_suites_with_their_titles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert suite_command([]) == 0
+    listed = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert {name.strip() for name in listed} == {path.stem for path in SUITES.glob("*.yaml")}
+    assert "Online: partial observability" in {title.strip() for title in listed.values()}
+
+
+def test_behaviors_of_the_package_need_no_trust() -> None:
+    ours, theirs = "rltransformers.zoo.behaviors:cartpole_weak", "rltransformers_zoo.behaviors:act"
+    assert behavior_programs([ours], "--behavior") == [] and len(behavior_programs([theirs], "--behavior")) == 1
+
+
 def test_errors_are_one_line_and_status_2(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reproduce.main(["onlin"]) == 2
-    assert reproduce.main([str(write()), "--only", "cue/GTrX", "--dry-run"]) == 2
+    assert suite_command(["onlin"]) == 2
+    assert suite_command([str(write()), "--only", "cue/GTrX", "--dry-run"]) == 2
     unknown, only = capsys.readouterr().err.splitlines()
-    assert unknown.startswith("reproduce: suite 'onlin' is neither a file nor in configs/suites")
-    assert only == "reproduce: --only cue/GTrX: no such task or TASK/VARIANT; did you mean 'cue/GTrXL'?"
+    assert unknown.startswith("rltransformers: suite 'onlin' is neither a file nor a packaged suite")
+    assert only == "rltransformers: --only cue/GTrX: no such task or TASK/VARIANT; did you mean 'cue/GTrXL'?"
 
 
 def test_overrides_reach_the_config_with_their_type(write: Write) -> None:
@@ -215,7 +246,7 @@ def test_overrides_reach_the_config_with_their_type(write: Write) -> None:
 
 
 @pytest.mark.xdist_group("committed suites")
-@pytest.mark.parametrize("path", sorted(reproduce.SUITES.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SUITES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_network_of_a_committed_suite_can_be_built(path: Path) -> None:
     built = 0
     for variants in report.suite_of(path, path.read_text()).variants.values():
@@ -575,19 +606,19 @@ def test_a_map_has_a_line_per_variant_and_a_column_per_task_and_environment(writ
 
 @pytest.mark.xdist_group("committed suites")
 def test_the_committed_pages_are_those_of_the_csvs() -> None:
-    for suite, rows in report.finished(reproduce.RESULTS, reproduce.SUITES):
-        page = (reproduce.RESULTS / f"{suite.name}.md").read_text()
-        assert page == report.page(suite, rows), f"python scripts/reproduce.py {suite.name} --report"
+    for suite, rows in report.finished(update_docs.RESULTS, SUITES):
+        page = (update_docs.RESULTS / f"{suite.name}.md").read_text()
+        assert page == report.page(suite, rows), f"rltransformers suite {suite.name} --report"
         for name in suite.tasks:
             picture = f"{suite.name}-{name}.png"
-            assert (reproduce.RESULTS / picture).is_file() == (f"]({picture})" in page)
+            assert (update_docs.RESULTS / picture).is_file() == (f"]({picture})" in page)
 
 
 def test_a_readme_that_differs_from_the_csv_is_found(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce, "RESULTS", tmp_path)
-    monkeypatch.setattr(reproduce, "SUITES", tmp_path)
+    monkeypatch.setattr(update_docs, "RESULTS", tmp_path)
+    monkeypatch.setattr(update_docs, "SUITES", tmp_path)
     csv, lock = tmp_path / "tiny.csv", tmp_path / "lock"
     record(csv, lock, suite, row(suite, "GTrXL", 0, 1.0))
     text = update_docs.updated("<!-- results:start -->\n<!-- results:end -->\n")
@@ -679,18 +710,18 @@ def test_a_failing_cell_does_not_stop_the_others_and_runs_again(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(write()), "--results", str(tmp_path / "out"), "--jobs", "2"]
-    assert reproduce.main([*words, "--dry-run"]) == 0
+    assert suite_command([*words, "--dry-run"]) == 0
     assert "4 to do" in capsys.readouterr().out and not (tmp_path / "out").exists()
-    assert reproduce.main(words) == 1
+    assert suite_command(words) == 2
     text = capsys.readouterr().out
     assert "FAILED (status 1): cue / no memory, seed 0" in text and "    it went wrong" in text
     assert "cue / GTrXL, seed 1: 0.75 after 1.5 min; " in text
     assert [each.key[1:] for each in read_rows(tmp_path / "out" / "tiny.csv")] == [
         ("GTrXL", 0), ("GTrXL", 1), ("no memory", 1),
     ]  # fmt: skip
-    assert reproduce.main([*words, "--only", "cue/GTrXL"]) == 0
+    assert suite_command([*words, "--only", "cue/GTrXL"]) == 0
     assert "2 runs, 2 done, 0 to do" in capsys.readouterr().out
-    assert reproduce.main(words) == 1
+    assert suite_command(words) == 2
     assert "4 runs, 3 done, 1 to do, 2 at a time, about 2 min" in capsys.readouterr().out
 
 
@@ -721,10 +752,10 @@ def test_a_repeated_run_is_compared_with_the_published_one(
     there = replace(
         row(suite, "GTrXL", 0, 0.75, commit="abc", machine="CPU, 2 cores", parameters=9, state_bytes=None), **published
     )
-    monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "published")
+    monkeypatch.setattr(reproduce, "published", lambda: tmp_path / "published")
     record(tmp_path / "published" / "tiny.csv", tmp_path / "lock", suite, there)
     order = [str(path), "--only", "cue/GTrXL", "--seeds", "1"]
-    assert reproduce.main([*order, "--results", str(tmp_path / "again")]) == 0
+    assert suite_command([*order, "--results", str(tmp_path / "again")]) == 0
     assert words in capsys.readouterr().out
 
 
@@ -747,7 +778,7 @@ def test_what_a_cell_left_behind_is_recorded_once(write: Write, tmp_path: Path) 
     folder = out / "runs" / "tiny" / "cue" / "gtrxl-seed0"
     cell.write_row(folder, row(suite, "GTrXL", 0, 0.25))
     words = [str(path), "--results", str(out), "--only", "cue/GTrXL", "--seeds", "1"]
-    assert reproduce.main(words) == 0
+    assert suite_command(words) == 0
     assert [each.score for each in read_rows(out / "tiny.csv")] == [0.25]
     assert cell.read_row(folder) is None  # taken out of the CSV, the cell would run again
 
@@ -862,7 +893,7 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     assert not (folder / "row.json").exists()
     words = [str(path), "--results", str(tmp_path / "out"), "--runs", str(tmp_path / "runs"), "--jobs", "1"]
     monkeypatch.setattr(engines, "LocalEngine", Copies)
-    assert reproduce.main(words) == 0
+    assert suite_command(words) == 0
     assert folder.with_name(f"{folder.name}.log").read_text().count("run folder") == 2
     (only,) = read_rows(tmp_path / "out" / "tiny.csv")
     assert (only.steps, only.episodes, only.seed) == (512, 50, 0)
@@ -880,7 +911,7 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     assert (
         only.parameters is not None and only.state_bytes is not None and only.parameters > only.state_bytes > 5 * 8 * 4
     )
-    assert reproduce.main(words) == 0
+    assert suite_command(words) == 0
     assert "1 runs, 1 done, 0 to do" in capsys.readouterr().out
 
 
@@ -920,7 +951,7 @@ def test_a_dataset_is_recorded_once_and_stands_beside_the_agents(
         variants={"DT": {}, "data": {"dataset": "mean"}},
         seeds=1,
     )
-    assert reproduce.main([str(path), "--results", str(tmp_path / "out"), "--jobs", "2"]) == 0
+    assert suite_command([str(path), "--results", str(tmp_path / "out"), "--jobs", "2"]) == 0
     agent, data = read_rows(tmp_path / "out" / "tiny.csv")
     assert [each["target_return"] for each in agent.results] == [10, 20]
     assert agent.steps_per_cpu_second is not None and agent.steps_per_cpu_second > 0
