@@ -1,6 +1,6 @@
-"""Writes into the documents what is known elsewhere: the catalogue of mechanisms, the figures of docs/benchmarks/*.csv,
-the results in docs/results/*.csv; the page that a package index shows; the catalogue that the command line reads; the
-tutorials as notebooks.
+"""Writes into the documents what is known elsewhere: the catalogue of mechanisms, with pictures of masks, the figures
+of docs/benchmarks/*.csv, the results in docs/results/*.csv; the page that a package index shows; the catalogue that the
+command line reads; the tutorials as notebooks.
 
 A table stands between the markers of its name, `<!-- slots:start -->` and `<!-- slots:end -->`.
 
@@ -87,6 +87,7 @@ def main() -> int:
         if not path.is_file() or path.read_text() != new:
             different.append(path)
             if not arguments.check:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(new)
     for path in different:
         print(f"{path.relative_to(ROOT)} {'differs; run docs/_tools/update_docs.py' if arguments.check else 'written'}")
