@@ -28,12 +28,13 @@ if TYPE_CHECKING:  # what ``__getattr__`` imports by need, so that ``import rltr
     from rltransformers.envs import make_env, make_vec_env
     from rltransformers.mechanisms import register
     from rltransformers.training.evaluation import EvaluationResult, evaluate_online
+    from rltransformers.training.runs.comparison import compare
 
 __version__ = "0.1.0"
 __all__ = [
     "Actor", "Backbone", "BackboneConfig", "DecisionTransformer", "EvaluationResult", "GTrXLDQN", "GTrXLPPO",
-    "GTrXLSAC", "GTrXLVMPO", "Trajectories", "evaluate_online", "load_agent", "load_from_hub", "load_trajectories",
-    "make_env", "make_vec_env", "package_for_hub", "push_to_hub", "record", "register",
+    "GTrXLSAC", "GTrXLVMPO", "Trajectories", "compare", "evaluate_online", "load_agent", "load_from_hub",
+    "load_trajectories", "make_env", "make_vec_env", "package_for_hub", "push_to_hub", "record", "register",
 ]  # fmt: skip
 _MODULES = {
     "agents": (
@@ -45,6 +46,7 @@ _MODULES = {
     "envs": "make_env make_vec_env",
     "mechanisms": "register",
     "training.evaluation": "EvaluationResult evaluate_online",
+    "training.runs.comparison": "compare",
 }
 _PLACES = {name: f"rltransformers.{module}" for module, names in _MODULES.items() for name in names.split()}
 

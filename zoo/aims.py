@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
 from scipy.stats import spearmanr
 
-from rltransformers.functional.statistics import iqm, stratified_bootstrap
+from rltransformers.core.described import number
+from rltransformers.functional.statistics import iqm, iqm_interval
 from rltransformers.zoo.suites import Aim, Suite, Task
 from rltransformers.zoo.table import Row, score_of
 
@@ -76,7 +76,7 @@ def _compared(words: str, aim: Aim, scores: Sequence[float], others: Sequence[fl
             return Verdict(words, "no ratio of negative scores", False)
         ratio = ours / theirs if theirs else math.inf
         return Verdict(words, f"{number(ratio)} ×", None if missing else _within(aim, ratio))
-    (low, _), (_, high) = interval(scores), interval(others)
+    (low, _), (_, high) = iqm_interval(scores), iqm_interval(others)
     apart = _below(high, low)
     got = f"{number(low)} {'>' if apart else '≤'} {number(high)}"
     return Verdict(words, got, None if missing else apart)
@@ -100,23 +100,6 @@ def text(task: Task, aim: Aim, planned: int) -> str:
     if aim.score == "spearman":
         bound = f"Spearman(target, {task.score}) {bound}"
     return f"{who}{bound}" + (f" in {aim.seeds} of {planned} seeds" if aim.seeds is not None else "")
-
-
-def interval(scores: Sequence[float]) -> tuple[float, float]:
-    """95 % bootstrap interval of the IQM over runs; the same at every call."""
-    return stratified_bootstrap([scores], np.random.default_rng(0))
-
-
-def number(value: float | None) -> str:
-    """For people: three decimals below 10, none from 1000 on, no zeros at the end."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return "∞" if value > 0 else str(value)
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    digits = f"{value:.{3 if abs(value) < 10 else 1}f}".rstrip("0").rstrip(".")
-    return "0" if digits == "-0" else digits
 
 
 def _within(aim: Aim, value: float) -> bool:

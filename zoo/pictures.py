@@ -7,22 +7,19 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
-from numpy.typing import NDArray
 
-from rltransformers.functional.statistics import iqm, stratified_bootstrap
-from rltransformers.zoo.aims import Runs, interval, number
+from rltransformers.core.described import number
+from rltransformers.functional.statistics import iqm, iqm_interval
+from rltransformers.training.runs.curves import COLORS, STYLES, Array, band, canvas, draw_curves, label_ends, plain
+from rltransformers.zoo.aims import Runs
 from rltransformers.zoo.suites import Task
 from rltransformers.zoo.table import Row, score_of
 
-# Okabe and Ito's colors, told apart with every kind of color vision; the method in the strongest.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999")
-STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 3)), (0, (1, 2)), (0, (8, 2)))
 MARKERS = "osD^vPX*"
 ONE_LIST = 40  # variants that one list of final scores can hold; more stand in columns, by what they change
 COLUMNS, SMALLEST_GROUP = 3, 3
 COLUMN_WIDTH, NAME_WIDTH, LINE, HEADING_LINES = 4.6, 2.3, 0.17, 3  # inches, and a heading in lines
 DARK = 0.6  # share of a scale from which on numbers are white
-Array = NDArray[np.float64]
 
 
 def draw(path: Path, task: Task, runs: Runs) -> bool:
@@ -57,46 +54,29 @@ def targets_of(runs: Runs) -> list[float]:
 
 def curves(task: Task, runs: Runs) -> Figure:
     """IQM over seeds against steps with its 95 % band; variants without a curve as a horizontal line."""
-    figure, axes = _canvas(task.title)
-    ends = []
-    for place, (variant, rows) in enumerate(runs.items()):
-        color, style = COLORS[place], STYLES[place]
-        learned = [row for row in rows if len(row.curve) > 1]
-        if not learned:
-            level = float(iqm([row.score for row in rows]))
-            axes.axhline(level, color=color, linestyle=style, linewidth=1.2)
-            ends.append((level, variant, color))
-            continue
-        steps, scores = on_one_grid(learned)
-        middle = iqm(scores, axis=0)
-        axes.plot(steps, middle, color=color, linestyle=style, linewidth=1.8, zorder=3 - 0.01 * place)
-        if len(learned) > 1:
-            low, high = _band(scores)
-            axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
-        alone = len(learned) == 1 and max(map(len, runs.values())) > 1
-        ends.append((float(middle[-1]), f"{variant} (1 seed)" if alone else variant, color))
+    figure, axes = canvas(task.title)
+    lines: dict[str, list[Array] | float] = {}
+    for variant, rows in runs.items():
+        learned = [curve_of(row) for row in rows if len(row.curve) > 1]
+        lines[variant] = learned or float(iqm([row.score for row in rows]))
+    ends = draw_curves(axes, lines)
     axes.set_xlabel("steps")
     axes.set_ylabel(task.score)
-    axes.set_xlim(left=0)
     if task.score == "success":
         axes.set_ylim(-0.03, 1.03)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    _label_ends(axes, ends)
+    label_ends(axes, ends)
     return figure
 
 
-def on_one_grid(rows: Sequence[Row]) -> tuple[Array, Array]:
-    """Steps [N] and scores [runs, N]: every run at the steps of all, from where all have begun."""
-    each = [np.asarray(row.curve, dtype=np.float64) for row in rows]
-    first, last = max(curve[0, 0] for curve in each), min(curve[-1, 0] for curve in each)
-    steps = np.unique(np.concatenate([curve[:, 0] for curve in each]))
-    steps = steps[(steps >= first) & (steps <= last)]
-    return steps, np.stack([np.interp(steps, curve[:, 0], curve[:, 1]) for curve in each])
+def curve_of(row: Row) -> Array:
+    """Steps and scores [N, 2] of the evaluations of a run."""
+    return np.asarray(row.curve, dtype=np.float64)
 
 
 def by_target(task: Task, runs: Runs) -> Figure:
     """Achieved against commanded return with the diagonal; variants without targets as a horizontal line."""
-    figure, axes = _canvas(task.title)
+    figure, axes = canvas(task.title)
     targets = targets_of(runs)
     axes.plot(targets, targets, color="0.6", linewidth=1, linestyle=(0, (1, 1)))
     ends = [(targets[-1], "as asked", "0.45")]
@@ -113,12 +93,12 @@ def by_target(task: Task, runs: Runs) -> Figure:
         middle = iqm(scores, axis=0)
         axes.plot(own, middle, marker=MARKERS[place % len(MARKERS)], markersize=5, linewidth=1.6, **look)
         if len(asked) > 1:
-            low, high = _band(scores)
+            low, high = band(scores)
             axes.fill_between(own, low, high, color=look["color"], alpha=0.18, linewidth=0)
         ends.append((float(middle[-1]), variant, look["color"]))
     axes.set_xlabel("target return")
     axes.set_ylabel(task.score)
-    _label_ends(axes, ends)
+    label_ends(axes, ends)
     return figure
 
 
@@ -132,7 +112,7 @@ def by_transfer(task: Task, runs: Runs) -> Figure:
             for rows in runs.values()
         ]
     )
-    figure, axes = _canvas(task.title, height=1.2 + 0.32 * len(runs))
+    figure, axes = canvas(task.title, height=1.2 + 0.32 * len(runs))
     axes.grid(False)
     low, high = float(scores.min()), float(scores.max())
     axes.imshow(scores, cmap="Blues", vmin=low, vmax=high, aspect="auto")
@@ -181,7 +161,7 @@ def finals(task: Task, runs: Runs) -> Figure:
     learned = {variant: [mean for mean in each if mean is not None] for variant, each in means.items()}
     if any(learned.values()):
         panels["mean of the curve"] = learned
-    figure, _ = _canvas(task.title, height=1.2 + 0.32 * len(runs), panels=len(panels))
+    figure, _ = canvas(task.title, height=1.2 + 0.32 * len(runs), panels=len(panels))
     for axes, (name, scores) in zip(figure.axes, panels.items(), strict=True):
         _scores(axes, scores, task.method)
         axes.set_xlabel(name)
@@ -218,7 +198,7 @@ def catalogue(task: Task, runs: Runs) -> Figure:
             axes.set_xlim(low - margin, high + margin)
             axes.set_title(name, fontsize=9, fontweight="bold", loc="left", x=(0.1 - NAME_WIDTH) / drawn, pad=3)
             axes.tick_params(labelsize=7.5, length=2, pad=1.5)
-            _plain(axes)
+            plain(axes)
     return figure
 
 
@@ -259,60 +239,7 @@ def _scores(axes: Any, scores: Mapping[str, Sequence[float]], method: str) -> No
             continue
         color = COLORS[0] if variant == method else "0.25"
         axes.scatter(values, np.full(len(values), place), s=14, color=color, alpha=0.35, linewidths=0)
-        axes.plot(interval(values), [place, place], color=color, linewidth=2)
+        axes.plot(iqm_interval(values), [place, place], color=color, linewidth=2)
         axes.plot(iqm(values), place, "o", color=color, markersize=6)
     axes.set_yticks(range(len(scores)), list(scores))
     axes.set_ylim(len(scores) - 0.4, -0.6)
-
-
-def _band(scores: Array) -> tuple[Array, Array]:
-    """95 % interval of the IQM at every point of scores [runs, points]."""
-    limits = np.array([stratified_bootstrap([column], np.random.default_rng(0)) for column in scores.T])
-    return limits[:, 0], limits[:, 1]
-
-
-def _label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names at the right end of their lines, moved apart where they would cover each other."""
-    ordered = sorted(ends)
-    places = apart([height for height, _, _ in ordered], *axes.get_ylim())
-    for place, (_, name, color) in zip(places, ordered, strict=True):
-        axes.annotate(
-            name,
-            (1.0, place),
-            xycoords=("axes fraction", "data"),
-            xytext=(6, 0),
-            textcoords="offset points",
-            color=color,
-            fontsize=9,
-            va="center",
-            annotation_clip=False,
-        )
-
-
-def apart(heights: Sequence[float], bottom: float, top: float) -> list[float]:
-    """Rising heights, moved as little as needed to stand a line of text apart and below ``top``."""
-    gap = 0.055 * (top - bottom)
-    places: list[float] = []
-    for height in heights:
-        places.append(max(height, places[-1] + gap) if places else height)
-    ceiling = top
-    for place in reversed(range(len(places))):
-        places[place] = min(places[place], ceiling)
-        ceiling = places[place] - gap
-    return places
-
-
-def _canvas(title: str, height: float = 4.0, panels: int = 1) -> tuple[Figure, Any]:
-    """A figure without pyplot (nothing global changes and no display is needed) and its first axes."""
-    figure = Figure(figsize=(7.2, height), layout="constrained")
-    first = figure.subplots(1, panels, sharey=True, squeeze=False)[0, 0]
-    first.set_title(title, fontsize=11, loc="left")
-    for axes in figure.axes:
-        _plain(axes)
-    return figure, first
-
-
-def _plain(axes: Any) -> None:
-    """A light grid and no box."""
-    axes.grid(True, color="0.92", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from rltransformers.core.described import number
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.functional.statistics import iqm, probability_of_improvement
+from rltransformers.training.runs.comparison import estimate
 from rltransformers.zoo import pictures
-from rltransformers.zoo.aims import WORDS, Runs, interval, judge, number
+from rltransformers.zoo.aims import WORDS, Runs, judge
 from rltransformers.zoo.suites import Suite, Task, read_suite
 from rltransformers.zoo.table import Row, current, read_rows, score_of
 
@@ -316,17 +318,6 @@ def finished(results: Path, suites: Path) -> Iterator[tuple[Suite, list[Row]]]:
 def suite_of(path: Path, text: str) -> Suite:
     """The suite of a file with this text, read once: a suite of many configs takes a second."""
     return read_suite(str(path))
-
-
-def estimate(scores: Sequence[float]) -> str:
-    """IQM with its interval over runs; one run has none."""
-    if not scores:
-        return "-"
-    middle = number(float(iqm(scores)))
-    if len(scores) == 1:
-        return middle
-    low, high = interval(scores)
-    return f"{middle} [{number(low)}, {number(high)}]"
 
 
 def each_seed(rows: Sequence[Row]) -> str:

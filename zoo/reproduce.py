@@ -16,10 +16,10 @@ from pathlib import Path
 
 from rltransformers.cli.engines import Engine, Order, carry_out, engine_of
 from rltransformers.cli.trust import Program, collect_programs, programs, require_trust
+from rltransformers.core.described import number
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.zoo import cell as cells
 from rltransformers.zoo import report
-from rltransformers.zoo.aims import number
 from rltransformers.zoo.facts import checkout
 from rltransformers.zoo.suites import Cell, Suite, chosen, read_suite
 from rltransformers.zoo.table import Row, current, differences, locked, matches, read_rows, record

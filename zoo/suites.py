@@ -22,11 +22,11 @@ from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.yaml_text import parse_yaml
 from rltransformers.policies.steps import Acting
 from rltransformers.training.runs.experiment import ExperimentConfig
+from rltransformers.training.runs.groups import ASIDE
 
 SUITES = Path(str(resources.files("rltransformers.configs"))) / "suites"
 MIN_EPISODES = 50
 SCORES = ("return", "success")
-_NOT_IN_HASH = ("seed", "output", "threads", "tune")
 _SET_BY_CELL = ("seed", "output")
 Built = TypeVar("Built")
 
@@ -318,7 +318,7 @@ def config_hash(config: ExperimentConfig, kind: str = "run", transfers: Mapping[
     Values that equal the default of their key count as absent, so that a new key does not make old results stale.
     Where a default of today is another than that of the first results, the value counts as absent that it had then.
     """
-    values = {key: value for key, value in _not_default(config).items() if key not in _NOT_IN_HASH}
+    values = {key: value for key, value in _not_default(config).items() if key not in ASIDE}
     if config.agent in MEMORY_AGENTS:
         agent = MEMORY_AGENTS[config.agent]
         earlier = {"scale_rewards": False} | getattr(agent, "earlier_defaults", {})

@@ -15,6 +15,7 @@ from rltransformers.core.spec import Spec
 from rltransformers.policies.readouts.catalogue import DECIDES, READOUTS
 from rltransformers.policies.set_encoders.catalogue import DECIDES as ENCODER_DECIDES
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
+from rltransformers.training.runs.comparison import estimate
 from rltransformers.zoo import report
 from rltransformers.zoo.suites import SUITES, read_suite
 from scripts import benchmark
@@ -183,7 +184,7 @@ def learning(axis: str, name: str) -> Iterator[str]:
             if chooses(chosen, axis, name) and runs[task][variant]:
                 scores = [row.score for row in runs[task][variant]]
                 title = of_task.title.split(" after")[0].rstrip(",")
-                yield f"{title}: {report.estimate(scores)}, {report.count(scores, 'seed')}"
+                yield f"{title}: {estimate(scores)}, {report.count(scores, 'seed')}"
                 break
 
 

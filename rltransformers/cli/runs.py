@@ -32,6 +32,7 @@ from rltransformers.training.runs.experiment import (
     ExperimentConfig,
     read_experiment,
 )
+from rltransformers.training.runs.groups import differing
 from rltransformers.training.runs.lookback import lookback_of
 from rltransformers.training.runs.plots import check_picture, plot_lookback, plot_return_versus_target
 from rltransformers.training.runs.run_card import write_run_card
@@ -102,7 +103,7 @@ def _begun(config: ExperimentConfig, name: str) -> str | None:
         if mark.read_text().strip() != job() or folder.evaluation.is_file() or not folder.config.is_file():
             continue
         with suppress(ConfigError):  # a config that cannot be read is not this one
-            if not _differing(read_experiment(folder.config).to_dict(), config.to_dict()):
+            if not differing([read_experiment(folder.config).to_dict(), config.to_dict()]):
                 return str(folder.path)
     return None
 
@@ -154,7 +155,7 @@ def _resumable(key: str) -> bool:
 
 def _edited(folder: RunFolder, config: ExperimentConfig) -> list[str]:
     """The dotted keys of ``config`` that are not as before; ConfigError for one that cannot change."""
-    edited = _differing(read_experiment(folder.begun).to_dict(), config.to_dict())
+    edited = differing([read_experiment(folder.begun).to_dict(), config.to_dict()])
     if wrong := [key for key in edited if not _resumable(key)]:
         raise ConfigError(
             f"{folder.config} is not what the run began with: {', '.join(wrong)} cannot change when a run is resumed "
@@ -162,18 +163,6 @@ def _edited(folder: RunFolder, config: ExperimentConfig) -> list[str]:
             f"rltransformers train {shlex.quote(str(folder.config))}"
         )
     return edited
-
-
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any], place: str = "") -> list[str]:
-    """The dotted keys whose values are not the same in two mappings, in the order of the alphabet."""
-    keys = []
-    for name in sorted({*one, *other}, key=str):
-        mine, theirs = one.get(name), other.get(name)
-        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-            keys += _differing(mine, theirs, f"{place}{name}.")
-        elif mine != theirs:
-            keys.append(f"{place}{name}")
-    return keys
 
 
 def _take_back(folder: RunFolder, step: int, evaluated: bool, goes_on: bool) -> None:

@@ -1,5 +1,6 @@
-"""Parts of what ``repr`` says about agents, policies, states and data: at most three lines."""
+"""Numbers and sizes in words, and parts of what ``repr`` says about agents, policies, states and data."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,18 @@ from rltransformers.core.ranges import shown
 def count(number: int, noun: str) -> str:
     """ "1 step", "2,000 steps"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def number(value: float | None) -> str:
+    """For people: three decimals below 10, none from 1000 on, no zeros at the end."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return "∞" if value > 0 else str(value)
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    digits = f"{value:.{3 if abs(value) < 10 else 1}f}".rstrip("0").rstrip(".")
+    return "0" if digits == "-0" else digits
 
 
 def spaces_line(observation_space: Any, action_space: Any) -> str:

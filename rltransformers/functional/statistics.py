@@ -53,6 +53,11 @@ def stratified_bootstrap(
     return float(low), float(high)
 
 
+def iqm_interval(scores: ArrayLike) -> tuple[float, float]:
+    """95 % bootstrap interval of the IQM of scores [n]; the same at every call."""
+    return stratified_bootstrap([scores], np.random.default_rng(0))
+
+
 def probability_of_improvement(scores_x: Sequence[ArrayLike], scores_y: Sequence[ArrayLike]) -> float:
     """Probability that a run of X beats a run of Y on a task drawn at random; ties count one half.
 

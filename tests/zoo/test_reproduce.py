@@ -22,9 +22,11 @@ from rltransformers.cli.collect import collect_episodes
 from rltransformers.cli.engines import LocalEngine
 from rltransformers.cli.main import main
 from rltransformers.cli.trust import behavior_programs
+from rltransformers.core.described import number
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import load_trajectories
 from rltransformers.training.offline.settings import backbone_config
+from rltransformers.training.runs import curves
 from rltransformers.training.runs.experiment import (
     AgentName,
     CollectConfig,
@@ -33,7 +35,7 @@ from rltransformers.training.runs.experiment import (
     build_experiment,
 )
 from rltransformers.zoo import cell, pictures, report, reproduce
-from rltransformers.zoo.aims import Verdict, number, verdict
+from rltransformers.zoo.aims import Verdict, verdict
 from rltransformers.zoo.suites import SUITES, Aim, Suite, Task, Transfer, chosen, config_hash, read_suite
 from rltransformers.zoo.table import Row, current, differences, read_rows, record, score_of
 from tests.copies import Copies
@@ -630,14 +632,14 @@ def test_a_readme_that_differs_from_the_csv_is_found(
 def test_curves_of_runs_are_compared_at_common_steps() -> None:
     first = Row("t", "a", 0, 0.0, 50, 1, 1.0, curve=[[10, 0.0], [20, 1.0], [30, 1.0]])
     second = replace(first, seed=1, curve=[[15, 0.5], [25, 0.0]])
-    steps, scores = pictures.on_one_grid([first, second])
+    steps, scores = curves.on_one_grid([pictures.curve_of(first), pictures.curve_of(second)])
     assert steps.tolist() == [15, 20, 25]
     np.testing.assert_allclose(scores, [[0.5, 1.0, 1.0], [0.5, 0.25, 0.0]])
 
 
 def test_names_at_the_ends_of_lines_do_not_cover_each_other() -> None:
-    np.testing.assert_allclose(pictures.apart([0.1, 0.12, 0.9], 0.0, 1.0), [0.1, 0.155, 0.9])
-    np.testing.assert_allclose(pictures.apart([0.5, 1.0, 1.0], 0.0, 1.0), [0.5, 0.945, 1.0])
+    np.testing.assert_allclose(curves.apart([0.1, 0.12, 0.9], 0.0, 1.0), [0.1, 0.155, 0.9])
+    np.testing.assert_allclose(curves.apart([0.5, 1.0, 1.0], 0.0, 1.0), [0.5, 0.945, 1.0])
 
 
 @pytest.mark.parametrize("variants", [1, 2, 9])

@@ -111,10 +111,11 @@ class RunFolder:
         with file_lock(self.path / ".lock", f"run folder {self.path}", ConfigError):
             written = (self.config, self.begun, self.metrics, self.evaluations, self.last, self.best, self.evaluation)
             normalization = (path.with_suffix(".normalization.zip") for path in (self.last, self.best))
-            remove_left_overs(*written, self.validation, self.learning_curve, *normalization, *self._event_files())
+            remove_left_overs(*written, self.validation, self.learning_curve, *normalization, *self.event_files())
             yield
 
-    def _event_files(self) -> list[Path]:
+    def event_files(self) -> list[Path]:
+        """TensorBoard files, in the order they were written."""
         return sorted(self.path.glob("events.out.tfevents.*"))
 
     def cut(self, step: int, evaluated: bool = True) -> None:
@@ -129,7 +130,7 @@ class RunFolder:
         self._write_evaluations([line for _, line in earlier])
         evaluated = bool(earlier) and earlier[-1][0] == step
         MetricsCSV.cut(self.metrics, step, evaluated)
-        cut_event_files(self._event_files(), step, evaluated)
+        cut_event_files(self.event_files(), step, evaluated)
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write the resolved config and its copy; ``rltransformers train RUN/config.yaml`` repeats the run."""
@@ -183,6 +184,30 @@ class RunFolder:
             self._known = _Known(stamp, evaluations) if ended else None
             return evaluations
         return list(self._known.evaluations)
+
+    def read_metrics(self) -> list[dict[str, str]]:
+        """Rows of progress.csv, each with its step; empty text where a row has no such metric. None: no rows.
+
+        Raises:
+            DataError: for a damaged row; names it.
+        """
+        return _read_rows(self.metrics)[1] if self.metrics.is_file() else []
+
+    def read_seconds(self) -> dict[int, float]:
+        """Seconds of training and evaluation up to every logged step, of all processes that trained here, one after
+        the other; empty without TensorBoard files.
+        """
+        known: dict[int, float] = {}
+        before = 0.0
+        for path in self.event_files():
+            first = last = None
+            for record in RawEventFileLoader(str(path)).Load():  # which ends at a torn one
+                event = Event.FromString(record)
+                first, last = event.wall_time if first is None else first, event.wall_time
+                if event.HasField("summary"):
+                    known[event.step] = before + last - first
+            before += 0.0 if first is None or last is None else last - first
+        return known
 
     def _evaluations(self) -> list[tuple[Entry, str]]:
         """Every evaluation so far with its line of the file, in order."""

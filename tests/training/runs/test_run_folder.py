@@ -113,7 +113,7 @@ def test_what_was_logged_after_the_checkpoint_is_taken_back(tmp_path: Path, step
     write(straight, range(3, step + 1), last)
     if not complete and step >= 4:  # the evaluation that was running at the end is as if it had not begun
         (straight.path / "progress.csv").unlink()
-        for file in straight._event_files():
+        for file in straight.event_files():
             file.unlink()
         write(straight, range(3))
         write(straight, range(3, step + 1), last[:-1])
@@ -129,7 +129,7 @@ def test_torn_files_of_a_killed_process_are_read_up_to_the_tear(tmp_path: Path) 
     write(folder, range(4))
     with folder.metrics.open("a") as file:
         file.write("4,4")
-    (events,) = folder._event_files()
+    (events,) = folder.event_files()
     with events.open("ab") as file:
         file.write(b"\x18\0\0")
     folder.cut(7)

@@ -1,0 +1,139 @@
+"""Which runs belong together: folders behind paths and patterns, and configs by what differs in them."""
+
+import glob
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.files import check_path, check_run
+
+ASIDE = ("seed", "output", "threads", "tune")
+"""Settings that are no part of what a run computes."""
+
+
+def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Run folders: those that are named, those below a folder, those that fit a pattern; each once, in this order.
+
+    Raises:
+        ConfigError: for a place without one.
+    """
+    folders: dict[Path, Path] = {}
+    for place in places:
+        path = check_path(os.path.expanduser(place))
+        matches = [path]
+        if not path.exists() and glob.has_magic(str(path)):
+            matches = sorted((Path(each) for each in glob.glob(str(path), recursive=True)), key=natural)
+        below = [run for match in matches for run in _runs_at(match)]
+        if not below and not (path.is_file() and _is_run(path.with_suffix(""))):  # the log beside a run: of a `*`
+            if path.is_dir():
+                raise ConfigError(f"{path} holds no run folder: no config.yaml in it or below; name another folder")
+            if glob.has_magic(str(path)):
+                raise ConfigError(f"no run folder fits {path}; put a pattern in quotes, or name the folders")
+            check_run(path)
+        for run in below:
+            folders.setdefault(run.resolve(), run)
+    return list(folders.values())
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file()
+
+
+def _runs_at(path: Path) -> list[Path]:
+    if _is_run(path):
+        return [path]
+    return sorted((config.parent for config in path.rglob("config.yaml")), key=natural) if path.is_dir() else []
+
+
+def natural(path: Path) -> list[tuple[int, str]]:
+    """Sorting key: seed10 behind seed9."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def key_of(config: Mapping[str, Any]) -> str:
+    """The same text for configs, JSON values, that differ in ``ASIDE`` at most."""
+    return json.dumps(_without_aside(config), sort_keys=True)
+
+
+def _without_aside(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in ASIDE}
+
+
+def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each of several configs, JSON values: what differs in them, seed aside.
+
+    That is the agent and the environment where these differ, and the settings in which configs of the same agent and
+    environment differ; a setting that a config does not have is "default". A single config is called by its agent.
+    """
+    agents = [str(config["agent"]) for config in configs]
+    environments = [environment_of(config) for config in configs]
+    names = []
+    for config, agent, environment in zip(configs, agents, environments, strict=True):
+        parts = [agent] if len(set(agents)) > 1 else []
+        parts += [environment or "no environment"] if len(set(environments)) > 1 else []
+        peers = [
+            _without_aside(other)
+            for other, *whose in zip(configs, agents, environments, strict=True)
+            if whose == [agent, environment]
+        ]
+        parts += [f"{key}={_text(_value(config, key))}" for key in differing(peers)]
+        names.append(", ".join(parts) or agent)
+    return names
+
+
+def further_differences(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Dotted keys of environment, evaluation and training in which agents of one environment differ, and not by their
+    kind: what one of them does not have is no difference.
+    """
+    keys: list[str] = []
+    for environment in dict.fromkeys(map(environment_of, configs)):
+        peers = [config for config in configs if environment_of(config) == environment]
+        first = list({config["agent"]: config for config in reversed(peers)}.values())  # one of each agent
+        shared = [{name: config[name] for name in ("environment", "evaluation", "train")} for config in first]
+        keys += [key for key in differing(shared) if None not in [_value(config, key) for config in shared]]
+    return list(dict.fromkeys(key for key in keys if key != "evaluation.target_returns"))
+
+
+def environment_of(config: Mapping[str, Any]) -> str:
+    """Id of the environment; empty without one."""
+    return str((config["environment"] or {}).get("id", ""))
+
+
+def differing(configs: Sequence[Mapping[str, Any]], place: str = "") -> list[str]:
+    """The dotted keys whose values differ between configs; mappings are entered where all values of a key are such."""
+    keys: list[str] = []
+    for name in dict.fromkeys(name for config in configs for name in config):
+        values = [config[name] for config in configs if name in config]
+        if len(values) < len(configs):
+            keys.append(f"{place}{name}")
+        elif all(isinstance(value, Mapping) for value in values):
+            keys += differing(values, f"{place}{name}.")
+        elif any(value != values[0] for value in values):
+            keys.append(f"{place}{name}")
+    return keys
+
+
+_ABSENT = object()
+
+
+def _value(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = config.get(name, _ABSENT) if isinstance(config, Mapping) else _ABSENT
+    return config
+
+
+def _text(value: Any) -> str:
+    """A value as one line of YAML."""
+    if value is _ABSENT:
+        return "default"
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return text.removesuffix("\n").removesuffix("\n...").strip()
