@@ -50,10 +50,8 @@ SPEED_LEGEND = (
     "process. The target is the ratio to reach; *yes* and *no* say whether it is reached."
 )
 README_RESULTS = {
-    "online": ["cue_recall_256"],
     "popgym": ["repeat_previous_hard"],
     "vmpo": ["cartpole_masked"],
-    "sensors": ["p_50"],
     "beyond_cloning": ["stitching"],
     "offline": ["hopper_mixture"],
 }

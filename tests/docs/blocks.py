@@ -10,9 +10,10 @@ Comments directly above a block, which readers do not see, tell what the test do
     <!-- test: skip needs an Atari emulator -->        the block does not run, for this reason
     <!-- test: where torchrl is installed -->          the block runs only where this module can be imported
 
-Python blocks are executed. Commands of `rltransformers` run in this process, examples in one of their own; of suites
-and scripts that take hours, and of `python -m` with a package of ours, only the arguments are checked, of `make` the
-target, of `pip` extras and pins. YAML has to be a suite, a config, or a part of one.
+Python blocks are executed, and diffs of Python as the program that they lead to. Commands of `rltransformers` run in
+this process, examples in one of their own; of suites and scripts that take hours, and of `python -m` with a package of
+ours, only the arguments are checked, of `make` the target, of `pip` extras and pins. YAML has to be a suite, a config,
+or a part of one.
 """
 
 import importlib
@@ -132,11 +133,13 @@ def run(block: Block, names: dict[str, Any]) -> dict[str, Any]:
                 source = replaced(source, *pair.split("="))
         else:
             prefixes.append(shlex.split(directive))
+    if block.language == "diff":
+        source = "".join(line[1:] for line in source.splitlines(keepends=True) if not line.startswith("-"))
     if file is not None:
         file.write_text(source)
     if file is not None and block.language == "python":
         names = dict(vars(import_module(file.stem)))
-    elif block.language == "python":
+    elif block.language in ("python", "diff"):
         names = names if continues else {"__name__": "__main__"}
         exec(setup, names)
         exec(compile(source, block.place, "exec"), names)
@@ -147,7 +150,7 @@ def run(block: Block, names: dict[str, Any]) -> dict[str, Any]:
         check_yaml(yaml.safe_load(source))
     elif block.language != "text":
         raise ValueError(
-            f"a block of language {block.language!r}; python, sh, yaml and text (which is not run) are known"
+            f"a block of language {block.language!r}; python, diff, sh, yaml and text (which is not run) are known"
         )
     return names
 

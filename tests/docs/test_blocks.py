@@ -67,7 +67,7 @@ def test_what_does_not_run_is_rare_and_has_a_reason() -> None:
     skipped = [block for block in blocks if block.skipped is not None]
     assert all(re.match("needs .{10,}", block.skipped or "") for block in skipped), [each.place for each in skipped]
     assert len(skipped) <= len(blocks) / 8
-    assert {block.language for block in blocks} <= {"python", "sh", "yaml", "text"}
+    assert {block.language for block in blocks} <= {"python", "diff", "sh", "yaml", "text"}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,7 @@ def test_what_does_not_run_is_rare_and_has_a_reason() -> None:
         ("```python\nx = 1 +\n```", "page.md:1: SyntaxError"),
         ("text\n\n```python\nprint(unknown)\n```", "page.md:3: NameError"),
         ("```python\nx = 1\n```\n```python\nprint(x)\n```", "page.md:4: NameError"),
+        ("```diff\n x = 1\n-y = 2\n+print(y)\n```", "page.md:1: NameError"),
         ("```sh\nrltransformers train no_such_config\n```", "ended with 2"),
         ("```sh\nrltransformers list --no-such-option\n```", "ended with 2"),
         ("```sh\npython scripts/no_such_script.py\n```", "there is no scripts/no_such_script.py"),
