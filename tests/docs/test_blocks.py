@@ -14,6 +14,9 @@ from tests.copies import Copies
 from tests.docs.blocks import ROOT, blocks_of, run_page
 from tests.extending import unregistered
 
+WIDTH = 78
+"""Characters of a line of code that the site shows without scrolling; also in docs/ruff.toml."""
+
 PAGES = sorted(
     str(path.relative_to(ROOT))
     for folder in (ROOT, ROOT / "docs")
@@ -68,6 +71,14 @@ def test_what_does_not_run_is_rare_and_has_a_reason() -> None:
     assert all(re.match("needs .{10,}", block.skipped or "") for block in skipped), [each.place for each in skipped]
     assert len(skipped) <= len(blocks) / 8
     assert {block.language for block in blocks} <= {"python", "diff", "sh", "yaml", "text"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_of_code_fit_the_site(page: str) -> None:
+    blocks = [block for block in blocks_of((ROOT / page).read_text(), page) if block.language != "text"]
+    lines = [(block, number, line) for block in blocks for number, line in enumerate(block.text.splitlines(), 1)]
+    long = [f"{page}:{block.line + number}: {line}" for block, number, line in lines if len(line) > WIDTH]
+    assert long == [], f"break these lines at {WIDTH} characters"
 
 
 @pytest.mark.parametrize(
