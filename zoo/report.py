@@ -73,14 +73,7 @@ def page(suite: Suite, rows: Sequence[Row]) -> str:
 
 
 def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
-    hours = sum(row.wall_seconds for row in rows) / 3600
-    yield f"# {suite.text.title}"
-    yield ""
-    yield f"`rltransformers suite {suite.name}` makes this page, its pictures and [the CSV]({suite.name}.csv)"
-    yield f"with one row per run: {len(rows)} {'run' if len(rows) == 1 else 'runs'}, {hours:.1f} hours in all."
-    yield from ["", f"{LEGEND} More: [how to read them](README.md#how-to-read-them).", ""]
-    for label, values in _origin(rows):
-        yield f"- {label}: {'; '.join(dict.fromkeys(values))}"
+    yield from [f"# {suite.text.title}", *(["", suite.text.found.strip()] if suite.text.found else [])]
     if suite.text.overview is not None:
         overview = _map(suite, rows) if suite.text.overview == "map" else _overview(suite, suite.text.overview, rows)
         yield from [*overview, *(["", suite.text.overview_note] if suite.text.overview_note else [])]
@@ -89,6 +82,14 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
         if any(runs.values()):
             yield from ["", f"## {task.title}", ""]
             yield from section(suite, name, runs)
+    hours = sum(row.wall_seconds for row in rows) / 3600
+    yield from ["", "## How to read and repeat this", ""]
+    yield from [f"{LEGEND} More: [how to read them](README.md#how-to-read-them).", ""]
+    yield f"`rltransformers suite {suite.name}` makes this page, its pictures and [the CSV]({suite.name}.csv)"
+    yield f"with one row per run: {len(rows)} {'run' if len(rows) == 1 else 'runs'}, {hours:.1f} hours in all."
+    yield ""
+    for label, values in _origin(rows):
+        yield f"- {label}: {'; '.join(dict.fromkeys(values))}"
 
 
 def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
@@ -140,7 +141,7 @@ def map_of(suite: Suite, rows: Sequence[Row]) -> tuple[dict[str, tuple[float, fl
 def _map(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
     """The table of a map, with the numbers of state and the time of a step in the environments of ``transfers``."""
     columns, lines = map_of(suite, rows)
-    yield from ["", "## All of it: mean over seeds", ""]
+    yield from ["", "## All of it: mean over seeds", "", f"![{suite.text.title}]({suite.name}.png)", ""]
     yield from table_head(["memory", *columns, "seeds", "state, bytes", "µs per step, compiled"])
     for variant, values in lines.items():
         own = [row for row in rows if row.variant == variant]
@@ -154,7 +155,6 @@ def _map(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
         ]
         counts = "-".join(map(str, sorted({min(seeds), max(seeds)})))
         yield line([variant, *map(number, values), counts, number(state), number(_median(times))])
-    yield from ["", f"![{suite.text.title}]({suite.name}.png)"]
 
 
 def _means(table: Sequence[Sequence[float | None]], selections: Sequence[Sequence[int]]) -> Iterator[str]:
@@ -174,8 +174,9 @@ def _means(table: Sequence[Sequence[float | None]], selections: Sequence[Sequenc
 
 
 def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
-    """Scores, returns by target, aims and picture of one task."""
+    """Picture, scores, returns by target and aims of one task."""
     task = suite.tasks[name]
+    yield from [f"![{task.title}]({suite.name}-{name}.png)", ""]
     metrics = suite.text.metrics
     against = task.compared_with
     head = ["variant", f"{task.score}, IQM [95 %]", "every seed"]
@@ -206,7 +207,6 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
         yield from (line([each.aim, each.got, each.word]) for each in verdicts)
     if task.note:
         yield from ["", task.note]
-    yield from ["", f"![{task.title}]({suite.name}-{name}.png)"]
 
 
 def summary(results: Path, suites: Path) -> list[str]:

@@ -160,6 +160,7 @@ class SuiteText:
     """Content of the YAML of a suite.
 
     Attributes:
+        found: what the runs showed, in Markdown: the page begins with it.
         seeds: of tasks without their own: number (0, 1, ...) or list.
         datasets: Minari id -> arguments of ``rltransformers collect``, run once where the dataset is missing;
             ``{behaviors}`` stands for the folder given as --behaviors.
@@ -175,6 +176,7 @@ class SuiteText:
 
     title: str
     tasks: dict[str, Task]
+    found: str = ""
     seeds: int | list[int] = 5
     datasets: dict[str, str] = field(default_factory=dict)
     metrics: list[str] = field(default_factory=list)

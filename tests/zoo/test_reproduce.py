@@ -457,7 +457,8 @@ def test_numbers_are_short(value: float | None, text: str) -> None:
 
 def test_the_page_of_a_suite_shows_scores_aims_and_metrics(write: Write, tmp_path: Path) -> None:
     aims = [{"least": 0.95, "seeds": 2}, {"most": 0.7, "variant": "no memory"}]
-    suite = read_suite(str(write({"metrics": ["memory/staleness", "curve_mean"]}, aims=aims, note="One seed is lost.")))
+    values = {"metrics": ["memory/staleness", "curve_mean"], "found": "Memory helps in one seed."}
+    suite = read_suite(str(write(values, aims=aims, note="One seed is lost.")))
     rows = [
         row(suite, "GTrXL", 0, 1.0, metrics={"memory/staleness": 0.25}, commit="abc", curve=[[1, 0.5], [2, 1.0]]),
         row(suite, "GTrXL", 1, 0.9, metrics={"memory/staleness": 0.5}, commit="abd"),
@@ -468,7 +469,8 @@ def test_the_page_of_a_suite_shows_scores_aims_and_metrics(write: Write, tmp_pat
         record(tmp_path / "tiny.csv", tmp_path / "lock", suite, each)
     assert report.write(suite, tmp_path) == [tmp_path / "tiny-cue.png", tmp_path / "tiny.md"]
     text = (tmp_path / "tiny.md").read_text()
-    assert "- commit: abc; abd" in text
+    places = [text.index(each) for each in ("Memory helps", "](tiny-cue.png)", "| variant |", "- commit: abc; abd")]
+    assert places == sorted(places)  # what was found, then the picture, then the table, where it comes from last
     assert "| GTrXL | 0.95 [0.9, 1] | 1 / 0.9 | 0.75 | 1,000 | 256 | 1.0 | 0.375 | 0.75 |" in text
     assert "| no memory | 0.725 [0.5, 0.95] | 0.5 / 0.95 | - | 1,000 | 256 | 1.0 | - | - |" in text
     assert "| ≥ 0.95 in 2 of 2 seeds | 1 of 2 | **no** |" in text and "\nOne seed is lost.\n" in text
@@ -548,6 +550,8 @@ def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants
     wider = {
         name: each | {"variants": VARIANTS | {"third": {}}, "baseline": "no memory"} for name, each in tasks.items()
     }
+    path = write({"metrics": ["curve_max"], "overview": "curve_max", "overview_means": False, "tasks": wider})
+    assert "mean of" not in report.page(read_suite(str(path)), rows)
     path = write({"metrics": ["curve_max"], "overview": "curve_max", "tasks": wider})
     text = report.page(read_suite(str(path)), [*rows, replace(rows[0], variant="third")])
     assert "| mean of 2 tasks | 0.375 | 0.312 | - |\n| mean of 1 task | 0.5 | 0.5 | 0.75 |\n" in text
@@ -592,9 +596,9 @@ def test_a_map_has_a_line_per_variant_and_a_column_per_task_and_environment(writ
         rows.append(replace(made, state_bytes=96, config_hash=suite.variants[task][variant][1]))
     text = report.page(suite, rows)
     assert (
-        "| memory | add | keep | keep, 10 times | seeds | state, bytes | µs per step, compiled |\n"
+        "![Tiny](tiny.png)\n\n| memory | add | keep | keep, 10 times | seeds | state, bytes | µs per step, compiled |\n"
         "|---|---|---|---|---|---|---|\n| GTrXL | 0 | 0.75 | 0.625 | 1-2 | 96 | 40.5 |\n"
-        "| third | 0.25 | - | - | 1 | 96 | - |\n\n![Tiny](tiny.png)\n\nSo it is.\n" in text
+        "| third | 0.25 | - | - | 1 | 96 | - |\n\nSo it is.\n" in text
     )
     columns, lines = report.map_of(suite, rows)
     assert columns == {"add": (0.0, 1.0), "keep": (0.5, 1.0), "keep, 10 times": (0.5, 1.0)}
@@ -611,6 +615,7 @@ def test_the_committed_pages_are_those_of_the_csvs() -> None:
     for suite, rows in report.finished(update_docs.RESULTS, SUITES):
         page = (update_docs.RESULTS / f"{suite.name}.md").read_text()
         assert page == report.page(suite, rows), f"rltransformers suite {suite.name} --report"
+        assert suite.text.found, f"{suite.name}: say in a sentence or two what its runs showed"
         for name in suite.tasks:
             picture = f"{suite.name}-{name}.png"
             assert (update_docs.RESULTS / picture).is_file() == (f"]({picture})" in page)
