@@ -237,6 +237,9 @@ def add_metrics(weights: Float[Tensor, "B H T S"], columns: Columns, empty: Floa
     index = distance.transpose(0, 1).flatten(1)
     mass = mass.scatter_add_(1, index, (weights * valid[..., None]).transpose(0, 1).flatten(1))
     probe.lookback(mass / valid.sum().clamp(min=1))
+    if probe.reads_tokens:
+        by_token = weights.new_zeros(*weights.shape[:3], len(columns.listed)).scatter_add_(-1, distance, weights)
+        probe.attention(by_token.transpose(1, 2))
 
 
 def in_one(

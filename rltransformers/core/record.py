@@ -18,12 +18,15 @@ class Record:
         exits: what is predicted of leaving after each of these layers [B, t, E], or None.
         random_exits: the same of a pass in which every token left after a layer drawn for it, or None.
         lookback: attention mass by distance, [H, L] per layer, averaged over valid tokens.
+        attention: the same of every token, [B, T, H, L] per layer, where a dictionary is given to collect it and
+            ``weights`` is True. Of a call that is cut into blocks [B n, block, H, L], as ``windows.fold`` does.
     """
 
     weights: bool = False
     losses: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
     lookback: dict[str, Tensor] = field(default_factory=dict)
+    attention: dict[str, Tensor] | None = None
     streams: list[Tensor] | None = None
     exits: Tensor | None = None
     random_exits: Tensor | None = None
@@ -69,3 +72,13 @@ class Probe:
         """Report the attention mass by distance [H, L]."""
         if self.record is not None:
             self.record.lookback[self.place] = mass
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the attention of every token is collected."""
+        return self.record is not None and self.record.attention is not None
+
+    def attention(self, mass: Tensor) -> None:
+        """Report the attention mass of every token by distance [B, T, H, L]."""
+        if self.record is not None and self.record.attention is not None:
+            self.record.attention[self.place] = mass

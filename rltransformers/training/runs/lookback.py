@@ -1,6 +1,9 @@
-"""Measures how far back each head of a backbone looks while its agent acts. H heads, L distances in tokens."""
+"""Measures what each head of a backbone looks at while its agent acts.
 
-from collections.abc import Iterator
+Axes: B streams, T tokens, H heads, L distances in tokens.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +13,7 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, Record
 from rltransformers.core.errors import ConfigError
+from rltransformers.functional.windows import unfold_tokens
 
 
 class LookbackMeter:
@@ -44,27 +48,48 @@ class LookbackMeter:
 def lookback_of(backbone: Backbone) -> Iterator[LookbackMeter]:
     """Collect the attention of every call of ``backbone`` in the block but for steps that run as machine code."""
     meter = LookbackMeter()
+    with recording(backbone, lambda: Record(weights=True), lambda record, _: meter.add(record.lookback)):
+        yield meter
+
+
+def newest_attention(record: Record, x: Tensor) -> dict[str, Tensor]:
+    """Attention of the newest token of every stream by distance [B, H, L] per layer, of a call with tokens x [B, T, D].
+
+    The record collected ``attention``, and no token of the call was padding.
+    """
+    by_token = record.attention or {}
+    return {name: unfold_tokens(mass, x.shape[1], len(x))[:, -1] for name, mass in by_token.items()}
+
+
+@contextmanager
+def recording(
+    backbone: Backbone, make: Callable[[], Record], collect: Callable[[Record, Tensor], None]
+) -> Iterator[None]:
+    """Give every call of ``backbone`` in the block a record of its own, and hand it on with the tokens of the call.
+
+    Steps that run as machine code have none.
+    """
     records: list[Record] = []
 
     def ask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        records.append(Record(weights=True))
+        records.append(make())
         return args, kwargs | {"record": records[-1]}
 
-    def collect(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        meter.add(records.pop().lookback)
+    def hand_on(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        collect(records.pop(), args[0])
 
     step = backbone.step
 
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        record = Record(weights=True)
-        found = step(*args, **kwargs, record=record)
-        meter.add(record.lookback)
-        return found
+    def watched(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        record = make()
+        result = step(x, *args, **kwargs, record=record)
+        collect(record, x)
+        return result
 
-    handles = [backbone.register_forward_pre_hook(ask, with_kwargs=True), backbone.register_forward_hook(collect)]
+    handles = [backbone.register_forward_pre_hook(ask, with_kwargs=True), backbone.register_forward_hook(hand_on)]
     backbone.step = watched  # type: ignore[method-assign]  # of this backbone, for as long as it is watched
     try:
-        yield meter
+        yield
     finally:
         del backbone.step
         for handle in handles:

@@ -102,7 +102,8 @@ def plot_return_versus_target(
 def plot_lookback(path: Path, attention: Sequence[ArrayLike], title: str) -> None:
     """How far back every head looks: ``attention`` holds mean weights [heads, look-back] of every layer.
 
-    Column d is for d tokens ago; raises ConfigError when there is no layer, or one of another shape.
+    Column d is for d tokens ago, and the name of a head says how many that is on average. Raises ConfigError when there
+    is no layer, or one of another shape.
     """
     layers = [np.asarray(layer, dtype=np.float64) for layer in attention]
     shapes = [layer.shape for layer in layers]
@@ -115,7 +116,8 @@ def plot_lookback(path: Path, attention: Sequence[ArrayLike], title: str) -> Non
     image = axes.imshow(
         np.sqrt(weights), aspect="auto", origin="lower", cmap="viridis", vmin=0.0, interpolation="nearest"
     )
-    names = [f"layer {i}, head {head}" for i, layer in enumerate(layers) for head in range(len(layer))]
+    means = iter(weights @ np.arange(lookback) / weights.sum(1).clip(min=1e-12))
+    names = [f"layer {i}, head {h}: {next(means):.1f} ago" for i, layer in enumerate(layers) for h in range(len(layer))]
     axes.set_yticks(range(rows), names, fontsize=8)
     axes.hlines(
         np.cumsum([len(layer) for layer in layers])[:-1] - 0.5, -0.5, lookback - 0.5, color="1.0", linewidth=1.5

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from rltransformers.backbone import Backbone, BackboneConfig
+from rltransformers.backbone import Backbone, BackboneConfig, Record
 from rltransformers.core.errors import ConfigError
-from rltransformers.training.runs.lookback import LookbackMeter, lookback_of
+from rltransformers.training.runs.lookback import LookbackMeter, lookback_of, newest_attention, recording
 
 
 def test_attention_of_all_calls_is_averaged_and_outputs_stay() -> None:
@@ -32,6 +32,28 @@ def test_attention_of_all_calls_is_averaged_and_outputs_stay() -> None:
     assert len(weights) == 3 and all(layer.shape == weights[0].shape and layer.shape[1] >= 6 for layer in weights)
     # Every token's weights sum to one; float32 rounding over 7 calls stays far below 1e-5.
     np.testing.assert_allclose([layer.sum(1) for layer in weights], np.ones((3, 2)), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_attention_of_a_token_is_the_same_in_a_step_and_in_a_long_call() -> None:
+    """Of a memory of 4 steps, 45 tokens are cut into blocks of 16, the last one with padding."""
+    torch.manual_seed(0)
+    backbone = Backbone(BackboneConfig.preset("gtrxl", width=18, layers=2, heads=3, memory=4)).eval()
+    x, records = torch.randn(2, 45, 18), list[tuple[Record, torch.Tensor]]()
+
+    def collect(record: Record, tokens: torch.Tensor) -> None:
+        records.append((record, tokens))
+
+    with recording(backbone, lambda: Record(weights=True, attention={}), collect):
+        backbone(x)
+        state = backbone.initial_state(2, cached=True)
+        for t in range(45):
+            _, state = backbone.step(x[:, t : t + 1], state)
+    (whole, *_, newest) = [newest_attention(*each) for each in records]
+    assert whole["layer0"].shape == (2, 3, 5) and len(records) == 46
+    for layer, mass in whole.items():
+        torch.testing.assert_close(newest[layer], mass, rtol=0, atol=1e-6)  # rounding of float32, weights below 1
+        torch.testing.assert_close(mass.sum(-1), torch.ones(2, 3), rtol=0, atol=1e-6)
 
 
 def test_calls_of_different_length_are_padded() -> None:

@@ -312,6 +312,14 @@ def test_a_line_of_returns_lies_in_its_interval_where_targets_are_discounted(mon
     assert one.summary()["discounted_return_mean"] == 34.5
 
 
+def test_a_look_back_picture_says_how_far_every_head_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "_write", lambda figure, path: drawn.append(figure.axes[0]))
+    plot_lookback("x.png", [[[1.0, 0.0, 0.0], [0.25, 0.25, 0.5]], [[0.0, 0.0, 0.5]]], "title")
+    names = [label.get_text() for label in drawn[0].get_yticklabels()]
+    assert names == ["layer 0, head 0: 0.0 ago", "layer 0, head 1: 1.2 ago", "layer 1, head 0: 2.0 ago"]
+
+
 def test_target_returns_without_data_are_shaded(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plots, "_write", lambda figure, path: drawn.append(figure.axes[0]))
