@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.wrappers import RecordVideo
 
 from rltransformers.core.errors import ConfigError, one_line, require
-from rltransformers.envs.make import WrapperConfig, make_env
+from rltransformers.envs.make import EnvironmentSource, WrapperConfig, Wrappers, make_env
 
 RECORDER = "rltransformers.envs.video:EpisodeVideo"
 """Name of the wrapper in a list of wrappers."""
@@ -45,6 +45,12 @@ def check_recordable(env_id: str, env_kwargs: Mapping[str, Any], wrappers: Seque
     Raises MissingExtraError without MoviePy.
     """
     require("moviepy", "video")
+    if (fault := drawing_fault(env_id, env_kwargs, wrappers)) is not None:
+        raise ConfigError(f"{env_id} cannot be recorded: {fault}; leave --video out")
+
+
+def drawing_fault(env_id: EnvironmentSource, env_kwargs: Mapping[str, Any], wrappers: Wrappers) -> str | None:
+    """Try to draw a frame with the ``render_mode`` of ``env_kwargs``; return why that fails, None where it does not."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Gymnasium only warns of a render mode that is none
@@ -55,12 +61,11 @@ def check_recordable(env_id: str, env_kwargs: Mapping[str, Any], wrappers: Seque
             finally:
                 env.close()
     except Exception as error:  # whatever an environment raises that cannot draw itself, or lacks a package for it
-        raise ConfigError(f"{env_id} cannot be recorded: {one_line(error)}; leave --video out") from error
-    if not (isinstance(frame, np.ndarray) and frame.ndim == 3):
-        kind = "nothing" if frame is None else f"a {type(frame).__name__}"
-        raise ConfigError(
-            f"{env_id} cannot be recorded: with render_mode 'rgb_array' it draws {kind}, no image; leave --video out"
-        )
+        return one_line(error)
+    if isinstance(frame, np.ndarray) and frame.ndim == 3:
+        return None
+    kind = "nothing" if frame is None else f"a {type(frame).__name__}"
+    return f"with render_mode 'rgb_array' it draws {kind}, no image"
 
 
 def video_wrapper(folder: str | PathLike[str], names: Mapping[int, str]) -> dict[str, Any]:

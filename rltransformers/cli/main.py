@@ -10,7 +10,19 @@ import warnings
 from collections.abc import Sequence
 
 from rltransformers import __version__
-from rltransformers.cli.commands import collect, compare, evaluate, export, inspect, settings, show, suite, train, tune
+from rltransformers.cli.commands import (
+    collect,
+    compare,
+    evaluate,
+    export,
+    inspect,
+    look,
+    settings,
+    show,
+    suite,
+    train,
+    tune,
+)
 from rltransformers.cli.commands import list as listing
 from rltransformers.cli.printing import short_warning
 from rltransformers.cli.trust import import_typed
@@ -18,7 +30,7 @@ from rltransformers.cli.words import Overrides, Parser, split_overrides
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, did_you_mean
 from rltransformers.core.files import naming, refusal
 
-COMMANDS = (train, tune, show, compare, evaluate, export, collect, suite, listing, settings, inspect)
+COMMANDS = (train, tune, show, compare, evaluate, look, export, collect, suite, listing, settings, inspect)
 WITH_SETTINGS = ("train", "tune", "show")  # commands that take every setting of a run by its dotted name
 
 

@@ -236,33 +236,17 @@ def evaluate(
     or cannot be made, and no option asks for its episodes, held-out episodes are all. ``env_kwargs`` change keywords of
     the environment; another environment (``--env``) gets these alone.
     """
-    path, plots, video, acting = arguments.folder, arguments.plot, arguments.video, arguments.acting
+    plots, video, acting = arguments.plot, arguments.video, arguments.acting
     if "lookback" in plots:
         if acting == "compiled":
             raise ConfigError(
                 "--plot lookback looks at attention, which compiled steps do not show; leave --acting out"
             )
         acting = "eager"
-    folder = RunFolder.open(path)
+    folder = RunFolder.open(arguments.folder)
     checkpoint = getattr(folder, arguments.checkpoint)
-    config = read_experiment(folder.config)
-    validates = (
-        bool(config.algorithm.get("validation")) and config.dataset is not None and config.dataset.id is not None
-    )
-    require_trust(programs(config, checkpoint, training=validates), path, arguments.trust)
-    import_modules(config.imports, path, trust=True)
-    given = {name: getattr(arguments, name) for name in ("episodes", "seed", "longest_episode")}
-    changes = {name: value for name, value in given.items() if value is not None}
-    changes["deterministic"] = config.evaluation.deterministic and not arguments.sample
-    if arguments.target_return:
-        changes["target_returns"] = arguments.target_return
-    environment = config.environment
-    if arguments.env is None:
-        changes["kwargs"] = config.evaluation.kwargs | env_kwargs
-    else:
-        environment, changes["kwargs"] = replace(environment, id=arguments.env, kwargs={}), env_kwargs
-    evaluation = replace(config.evaluation, **changes)
-    config = replace(config, environment=environment, evaluation=evaluation)  # checks target returns against the agent
+    config, validates = read_evaluation(arguments, folder, checkpoint, env_kwargs)
+    environment, evaluation = config.environment, config.evaluation
     if not environment.id and (plots or video is not None):
         raise ConfigError(
             f"--{'plot' if plots else 'video'} shows episodes in an environment, and the run has none: give --env ID"
@@ -285,7 +269,7 @@ def evaluate(
     say(threads)
     try:
         validation, results = agent.validate(), list[EvaluationResult]()
-        asks = any((given["episodes"], arguments.target_return, arguments.env, env_kwargs, plots, video))
+        asks = any((arguments.episodes, arguments.target_return, arguments.env, env_kwargs, plots, video))
         fault = None if validation is None or asks else agent.fault()
         if fault is not None and config.environment.id:
             say(f"no episode is played: {fault}")
@@ -300,6 +284,38 @@ def evaluate(
     finally:
         agent.close()
     return results, validation, [*pictures.values(), *(Path(video or "") / f"{name}.mp4" for name in videos.values())]
+
+
+def read_evaluation(
+    arguments: argparse.Namespace,
+    folder: RunFolder,
+    checkpoint: Path,
+    env_kwargs: dict[str, Any],
+    validates: bool = True,
+) -> tuple[ExperimentConfig, bool]:
+    """The config of a run with the evaluation that the options of ``add_episodes`` ask for, once it is trusted.
+
+    Beside it stands whether there are held-out episodes, which ``validates`` asks for.
+    """
+    config = read_experiment(folder.config)
+    validates = (
+        validates and bool(config.algorithm.get("validation")) and getattr(config.dataset, "id", None) is not None
+    )
+    require_trust(programs(config, checkpoint, training=validates), arguments.folder, arguments.trust)
+    import_modules(config.imports, arguments.folder, trust=True)
+    given = {name: getattr(arguments, name) for name in ("episodes", "seed", "longest_episode")}
+    changes = {name: value for name, value in given.items() if value is not None}
+    changes["deterministic"] = config.evaluation.deterministic and not arguments.sample
+    if arguments.target_return:
+        changes["target_returns"] = arguments.target_return
+    environment = config.environment
+    if arguments.env is None:
+        changes["kwargs"] = config.evaluation.kwargs | env_kwargs
+    else:
+        environment, changes["kwargs"] = replace(environment, id=arguments.env, kwargs={}), env_kwargs
+    evaluation = replace(config.evaluation, **changes)
+    # Checks target returns against the agent.
+    return replace(config, environment=environment, evaluation=evaluation), validates
 
 
 def _drawing(config: ExperimentConfig, folder: Path, names: Mapping[int, str]) -> EnvironmentConfig:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from rltransformers.core.errors import ConfigError, did_you_mean
-from rltransformers.core.ranges import Count, Threads, describe, fits
+from rltransformers.core.ranges import Count, Episodes, Seed, Threads, describe, fits
 from rltransformers.core.yaml_text import parse_yaml
 
 Parsers = Any  # argparse keeps the type of its sub-parsers private
@@ -170,6 +170,48 @@ def add_engine(
 def jobs_of(arguments: argparse.Namespace, engine: Any) -> int:
     """How many processes ``engine`` runs at a time, as the flags of ``add_engine`` say."""
     return int(arguments.jobs or (1 if arguments.engine == "local" else engine.slots))
+
+
+def add_episodes(parser: argparse.ArgumentParser, episodes: str) -> None:
+    """RUN's episodes: how many, by ``episodes`` where that is not said, of which weights, in which environment."""
+    argument = parser.add_argument
+    argument("--episodes", type=flag(Episodes), metavar="N", help=f"episodes, per target return (default: {episodes})")
+    argument(
+        "--target-return",
+        type=flag(float),
+        action="append",
+        default=[],
+        metavar="R",
+        help="return a Decision Transformer is asked for; repeat for several (default: of the config)",
+    )
+    argument("--seed", type=flag(Seed), help="from which the seeds of the episodes follow (default: of the config)")
+    argument(
+        "--env",
+        metavar="ID",
+        help="another environment with the same observations and actions, with the keywords of --env-kwargs alone "
+        "(default: that of training)",
+    )
+    argument(
+        "--env-kwargs",
+        default="{}",
+        metavar="JSON",
+        help="keywords of the environment to change for this evaluation; with --env all of them",
+    )
+    argument(
+        "--longest-episode",
+        type=flag(Count),
+        metavar="N",
+        help="steps after which an episode that goes on is an error (default: of the config, else 200000)",
+    )
+    argument(
+        "--checkpoint",
+        choices=("last", "best"),
+        default="last",
+        help="which weights (default: last; best was chosen by its evaluations, which flatters it)",
+    )
+    argument("--sample", action="store_true", help="sample actions instead of taking the most likely ones")
+    add_threads(parser, "of the config, else 1, or OMP_NUM_THREADS where it is set")
+    add_trust(parser)
 
 
 def add_threads(parser: argparse.ArgumentParser, default: str) -> None:

@@ -34,8 +34,8 @@ class PolicyOutput:
         mean, deviation: of Boxes, in the units of the environment, before they are clipped; of a mixture those of the
             whole distribution, None for a flow.
         q_values: of ``GTrXLDQN``, the value of every action [n]; -inf where a mask forbids it.
-        state: memory after the last step, of ``evaluate_actions`` of online policies: pass it to the next call, or to
-            ``predict``.
+        state: memory after the last step, which ``predict`` takes, always with a batch axis; None from
+            ``evaluate_actions`` of a Decision Transformer. ``evaluate_actions`` of online policies takes it, too.
     """
 
     action: Any

@@ -129,10 +129,17 @@ class Actor:
             DataError: for an observation, a reward or a mask that is none, or that allows nothing. What is remembered
                 stays as it was.
         """
-        return nest_leaves(self.action_space, self._next(observation, reward, action_masks, whole=False)["action"])
+        fields, _ = self._next(observation, reward, action_masks, whole=False)
+        return nest_leaves(self.action_space, fields["action"])
 
     def decide(
-        self, observation: Any, reward: Any = None, action_masks: Any = None, *, advance: bool = True
+        self,
+        observation: Any,
+        reward: Any = None,
+        action_masks: Any = None,
+        *,
+        advance: bool = True,
+        generator: np.random.Generator | None = None,
     ) -> PolicyOutput:
         """The next action as a call gives it, with its probability, those of the others, and the value.
 
@@ -140,27 +147,38 @@ class Actor:
 
         Args:
             advance: whether this is a step of the episode; False only looks: the next call decides the same step.
+            generator: of a sampled action; None for that of the actor.
         """
         check(advance, bool, "advance")
-        fields = self._next(observation, reward, action_masks, whole=True, advance=advance)
-        return PolicyOutput.of(self.action_space, fields)
+        fields, state = self._next(observation, reward, action_masks, whole=True, advance=advance, generator=generator)
+        return PolicyOutput.of(self.action_space, fields, state)
 
-    def _next(self, observation: Any, reward: Any, action_masks: Any, *, whole: bool, advance: bool = True) -> Kinds:
-        """Fields of the next step, without batch axis where the observation has none."""
+    def _next(
+        self,
+        observation: Any,
+        reward: Any,
+        action_masks: Any,
+        *,
+        whole: bool,
+        advance: bool = True,
+        generator: np.random.Generator | None = None,
+    ) -> tuple[Kinds, Any]:
+        """Fields of the next step, without batch axis where the observation has none, and the state after it."""
         if self._start is None:
             raise ConfigError(
                 "actor.reset() comes first: call it wherever an episode begins, as env.reset(), and then "
                 "actor(observation, reward) once per step"
             )
-        generator = self._generator if advance else copy.deepcopy(self._generator)
+        generator = self._generator if generator is None else generator
+        generator = generator if advance else copy.deepcopy(generator)
         way_out = "call actor.reset() to begin with another number of environments"
         arguments = observation, self._state, self._start, reward, action_masks, self.deterministic, generator, way_out
         fields, batched, state = self._fields(*arguments, whole=whole)
         if advance:
             self._state, self._start = state, np.zeros(state.batch_size, bool)
         if batched:
-            return fields
-        return {kind: {path: leaf[0] for path, leaf in leaves.items()} for kind, leaves in fields.items()}
+            return fields, state
+        return {kind: {path: leaf[0] for path, leaf in leaves.items()} for kind, leaves in fields.items()}, state
 
     def act(
         self,

@@ -4,10 +4,10 @@ import argparse
 import sys
 
 from rltransformers.cli.printing import print_json, print_results, print_validation
-from rltransformers.cli.words import Parsers, add_threads, add_trust, command, flag, mapping
+from rltransformers.cli.words import Parsers, add_episodes, command, flag, mapping
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_run
-from rltransformers.core.ranges import Count, Episodes, Seed
+from rltransformers.core.ranges import Episodes
 
 
 def add(commands: Parsers) -> None:
@@ -35,47 +35,10 @@ alone.
     )
     argument = parser.add_argument
     argument("folder", metavar="RUN", help="run folder")
-    argument(
-        "--episodes", type=flag(Episodes), metavar="N", help="episodes, per target return (default: of the config)"
-    )
-    argument(
-        "--target-return",
-        type=flag(float),
-        action="append",
-        default=[],
-        metavar="R",
-        help="return a Decision Transformer is asked for; repeat for several (default: of the config)",
-    )
-    argument("--seed", type=flag(Seed), help="from which the seeds of the episodes follow (default: of the config)")
-    argument(
-        "--env",
-        metavar="ID",
-        help="another environment with the same observations and actions, with the keywords of --env-kwargs alone "
-        "(default: that of training)",
-    )
-    argument(
-        "--env-kwargs",
-        default="{}",
-        metavar="JSON",
-        help="keywords of the environment to change for this evaluation; with --env all of them",
-    )
-    argument(
-        "--longest-episode",
-        type=flag(Count),
-        metavar="N",
-        help="steps after which an episode that goes on is an error (default: of the config, else 200000)",
-    )
-    argument(
-        "--checkpoint",
-        choices=("last", "best"),
-        default="last",
-        help="which weights (default: last; best was chosen by its evaluations, which flatters it)",
-    )
+    add_episodes(parser, "of the config")
     argument(
         "--acting", choices=("eager", "compiled"), help="how steps are computed (default: as the agent was trained)"
     )
-    add_threads(parser, "of the config, else 1, or OMP_NUM_THREADS where it is set")
-    argument("--sample", action="store_true", help="sample actions instead of taking the most likely ones")
     argument(
         "--plot",
         action="append",
@@ -88,7 +51,6 @@ alone.
     )
     argument("--videos", type=flag(Episodes), metavar="N", help="episodes in --video, per target return (default: 1)")
     argument("--json", action="store_true", help="print all episodes and the summary as JSON")
-    add_trust(parser)
     parser.set_defaults(run=run)
 
 

@@ -467,6 +467,14 @@ class OnlineAgent(StoredAgent):
             reward = Scaling(np.zeros(()), np.asarray(scale.moments.var), EPSILON, CLIP)
         return leaves, reward
 
+    @property
+    def reward_unit(self) -> float:
+        """What 1 of the values of this policy is worth in rewards of the environment; 1 where these are not scaled."""
+        if (scale := self._own_scale) is not None:
+            return float(np.sqrt(scale.moments.var + EPSILON))
+        _, reward = normalization.scalings_of(self._normalization())
+        return 1.0 if reward is None else float(np.sqrt(reward.variance + reward.epsilon))
+
     def _normalization(self) -> dict[str, Any] | None:
         """Settings and statistics of ``VecNormalize``; rewards as in training, whatever evaluations set since."""
         if self._vec_normalize_env is not None:

@@ -1,0 +1,91 @@
+"""Frames and attention in few bytes. H heads, S steps that a head looks back, G tokens per step."""
+
+import base64
+import io
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from rltransformers.agents.load import Agent
+from rltransformers.core.pictures import is_image
+from rltransformers.core.spaces import leaf_spaces
+from rltransformers.look.watch import Episode
+
+LADDER = ((256, 80), (224, 65), (192, 50), (160, 40), (128, 30), (96, 25), (64, 20))
+"""Largest side in pixels, and quality, of pictures: the first ones that fit are taken."""
+SMALL = 64  # pixels of a side up to which a picture loses nothing
+Layers = dict[str, tuple[int, int]]
+"""Heads and S of the layers that have attention weights, by name."""
+
+
+def packed_attention(episode: Episode, layers: Layers) -> str:
+    """Attention of all layers, heads, steps t and min(t + 1, S) steps back, newest first, and tokens of a step.
+
+    A byte is the square root of a weight times 255: a weight of 1 / 500 is known to a twentieth of itself. Bytes are
+    deflated (zlib) and written in base64.
+    """
+    parts = []
+    for name, (heads, reach) in layers.items():
+        for head in range(heads):
+            for t, masses in enumerate(episode.attention):
+                mass = masses[name][head]
+                row = np.zeros((min(t + 1, reach), mass.shape[1]), np.float32)
+                row[: len(mass)] = mass
+                parts.append(np.rint(255 * np.sqrt(row.clip(0, 1))).astype(np.uint8).reshape(-1))
+    joined = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+    return base64.b64encode(zlib.compress(joined.tobytes(), 9)).decode()
+
+
+def frames_of(agent: Agent, episode: Episode) -> list[NDArray[np.uint8]]:
+    """What the environment drew; if nothing, the first image of the observation, whatever its channels are."""
+    if episode.drawn:
+        return episode.drawn
+    leaves = leaf_spaces(agent.observation_space)
+    path = next((path for path, leaf in leaves.items() if is_image(leaf)), None)
+    if path is None:
+        return []
+    frames = []
+    for observation in episode.observations:
+        frame = observation[path]
+        if frame.ndim == 3 and frame.shape[0] < frame.shape[-1]:
+            frame = frame.transpose(1, 2, 0)
+        frame = frame if frame.ndim == 2 or frame.shape[-1] == 3 else frame[..., -1]
+        frames.append(frame)
+    return frames
+
+
+def compressed(frames: Sequence[NDArray[np.uint8]], room: int) -> tuple[list[str], list[int]]:
+    """Different frames as WebP in base64, as large and good as fit into ``room`` bytes, and which of them a frame is.
+
+    Where even the smallest ones do not fit, every second frame, or fewer, stands for those behind it.
+    """
+    kept: dict[tuple[bytes, tuple[int, ...]], int] = {}
+    number = [kept.setdefault((frame.tobytes(), frame.shape), len(kept)) for frame in frames]
+    different = [frames[number.index(index)] for index in range(len(kept))]
+    for side, quality in LADDER:
+        sample = different[:: max(len(different) // 16, 1)]
+        if len(different) * sum(map(len, encoded(sample, side, quality))) <= room * len(sample):
+            pictures = encoded(different, side, quality)
+            if sum(map(len, pictures)) <= room:
+                return pictures, number
+    stride = 2
+    while sum(map(len, pictures := encoded(different[::stride], *LADDER[-1]))) > room:
+        stride *= 2
+    return pictures, [index // stride for index in number]
+
+
+def encoded(frames: Sequence[NDArray[np.uint8]], side: int, quality: int) -> list[str]:
+    """Frames in base64, none with a side above ``side`` pixels; small ones without loss."""
+    texts = []
+    for frame in frames:
+        picture, buffer = Image.fromarray(frame).convert("RGB"), io.BytesIO()
+        if max(picture.size) <= SMALL:
+            picture.save(buffer, "webp", lossless=True)
+        else:
+            picture.thumbnail((side, side))
+            picture.save(buffer, "webp", quality=quality)
+        texts.append(base64.b64encode(buffer.getvalue()).decode())
+    return texts

@@ -1,0 +1,372 @@
+"""Pages of watched episodes: the attention shown is that of acting, and of training; nothing in the data can run."""
+
+import base64
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from PIL import Image
+from stable_baselines3 import PPO
+
+from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
+from rltransformers.backbone import Record
+from rltransformers.core.errors import ConfigError
+from rltransformers.data import record
+from rltransformers.envs import make_vec_env
+from rltransformers.look import look, watch
+from rltransformers.look.data import rounded
+from rltransformers.look.pack import compressed, packed_attention
+from rltransformers.look.page import LARGEST_PAGE, as_json, page
+from rltransformers.look.watch import Episode, by_step, play
+from rltransformers.policies.memory_policy import MemoryPolicy, StepInputs
+from rltransformers.training.evaluation import evaluate_online
+from tests.cli.test_runs import refused, run, work
+
+__all__ = ["work"]  # the fixture
+SMALL = {"preset": "gtrxl", "width": 16, "layers": 2, "heads": 4, "memory": 6}
+CUE = "rltransformers/CueRecall-v0"
+SETTINGS: dict[str, Any] = {
+    "episodes": 1, "seed": 3, "target_returns": [None], "env_kwargs": {}, "wrappers": (), "deterministic": True,
+    "longest_episode": None,
+}  # fmt: skip
+DRAWN = {"max_episode_steps": 14}
+HOSTILE = '</script><script>document.title = "broken"</script><!-- &amp; \u2028'
+
+
+def online(kind: type[Any] = GTrXLPPO, env: str = CUE, **backbone: Any) -> Any:
+    steps = {"n_steps": 8} if kind in (GTrXLPPO, GTrXLVMPO) else {}
+    policy = {"backbone": SMALL | backbone}
+    return kind(*kind.policy_aliases, env, policy_kwargs=policy, seed=0, device="cpu", **steps)
+
+
+def offline(env: str = "CartPole-v1", **settings: Any) -> DecisionTransformer:
+    data = record(env, "random", episodes=5, num_envs=2, seed=0, env_kwargs=DRAWN)
+    backbone = {"width": 16, "layers": 2, "heads": 2}
+    values: dict[str, Any] = {"context_length": 5, "batch_size": 8, "policy_kwargs": {"backbone": backbone}, "seed": 0}
+    return DecisionTransformer("DTPolicy", data, **(values | settings))
+
+
+def content(path: Path) -> dict[str, Any]:
+    """The data of a page, as a browser reads it."""
+    (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', path.read_text("utf-8"), re.S)
+    return cast(dict[str, Any], json.loads(data))
+
+
+def tensors(episode: Episode) -> dict[str, torch.Tensor]:
+    """Observations [1, T, ...] by leaf."""
+    paths = episode.observations[0]
+    return {path: torch.as_tensor(np.stack([each[path] for each in episode.observations]))[None] for path in paths}
+
+
+@torch.no_grad()
+def test_attention_is_what_a_training_segment_computes() -> None:
+    agent = online()
+    (episode,) = play(agent, CUE, **SETTINGS | {"env_kwargs": {"delay": 9}})
+    seen, steps, policy = tensors(episode), len(episode.outputs), cast(MemoryPolicy, agent.policy)
+    first = torch.arange(steps)[None] == 0
+    inputs = StepInputs(seen, {"": torch.zeros(1, steps, dtype=torch.long)}, torch.zeros(1, steps), first)
+    trained = Record(weights=True, attention={})
+    policy.actor(inputs, None, trained)
+    assert trained.attention is not None and list(trained.attention) == ["layer0", "layer1"]
+    for t, masses in enumerate(episode.attention):
+        for layer, mass in masses.items():
+            expected = trained.attention[layer][0, t].numpy()  # [H, L]
+            assert mass.shape[1] == min(t + 1, 7), "a window of 6 steps and the step itself"
+            # Rounding of float32 in sums of at most 7 weights below 1.
+            np.testing.assert_allclose(mass[..., 0], expected[:, : mass.shape[1]], rtol=0, atol=1e-6)
+            np.testing.assert_allclose(mass.sum((1, 2)), 1.0, rtol=0, atol=1e-6)
+    assert np.ptp(episode.attention[-1]["layer1"]) > 0.01, "heads look at some steps more than at others"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["refresh", "recompute", "banded", "critics"])
+def test_a_decision_transformer_shows_the_tokens_that_decide(mode: str) -> None:
+    """Of the cache that decides, and with critics of the return that they choose among 4."""
+    settings: dict[str, Any] = {"policy_kwargs": {"backbone": {"width": 16, "layers": 2, "heads": 2, "memory": 40}}}
+    chooses = mode == "critics"
+    settings |= (
+        {"critic": "qt", "critic_kwargs": {"candidates": 4, "jitter": 5.0}} if chooses else {"acting_mode": mode}
+    )
+    env = "Pendulum-v1" if chooses else "CartPole-v1"
+    agent = offline(env, **settings)
+    asking = SETTINGS | {"target_returns": [9.0], "env_kwargs": DRAWN, "deterministic": False}
+    (episode,) = play(agent, env, **asking)
+    seen, decider = tensors(episode), agent.decider()
+    actions = torch.as_tensor(np.stack([output.action for output in episode.outputs]))[None]
+    asked = torch.tensor([value for value, _ in episode.returns_to_go], dtype=torch.float32)[None]
+    assert len(episode.outputs) > 8, "longer than the context of 5"
+    chosen = set()
+    for t, masses in enumerate(episode.attention):
+        begin = t + 1 - int(decider.window(torch.tensor([t]))[0])
+        window, steps = slice(begin, t + 1), torch.arange(begin, t + 1)[None]
+        observed = {path: leaf[:, window] for path, leaf in seen.items()}
+        differences = []
+        for more in decider.jitter or (0.0,):
+            trained = Record(weights=True, attention={})
+            agent.policy(observed, {"": actions[:, window]}, asked[:, window] + more, steps, steps >= 0, trained)
+            expected = {
+                layer: by_step(mass[0, -1].numpy(), t + 1, 3)[:, : t + 1 - begin]
+                for layer, mass in (trained.attention or {}).items()
+            }
+            differences.append(
+                max(np.abs(masses[layer][:, : t + 1 - begin] - expected[layer]).max() for layer in masses)
+            )
+        # Rounding of float32 in sums of weights below 1.
+        assert min(differences) < 1e-6 and len(masses) == 2
+        chosen.add(int(np.argmin(differences)))
+        for mass in masses.values():
+            np.testing.assert_allclose(mass.sum((1, 2)), 1.0, rtol=0, atol=1e-6)
+    assert len(decider.jitter) == (4 if chooses else 0) and (chosen == {0}) != chooses
+
+
+def test_attention_by_distance_belongs_to_these_tokens() -> None:
+    """Distances 0 to 5 from the observation of a step, with three, two and one tokens per step."""
+    mass = np.arange(1, 7, dtype=np.float32)[None]
+    # Return-to-go, observation and action of this step, which is not there, of the last one, and of the one before.
+    np.testing.assert_array_equal(by_step(mass, 9, 3)[0], [[2, 1, 0], [5, 4, 3], [0, 0, 6]])
+    np.testing.assert_array_equal(by_step(mass, 9, 2)[0], [[1, 0], [3, 2], [5, 4], [0, 6]])
+    np.testing.assert_array_equal(by_step(mass, 3, 1)[0], [[1], [2], [3]])
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_episodes_are_those_of_an_evaluation(deterministic: bool) -> None:
+    agent, settings = online(), SETTINGS | {"episodes": 3, "deterministic": deterministic}
+    result = evaluate_online(agent, make_vec_env(CUE, 2), CUE, 3, 3, deterministic)
+    played = play(agent, CUE, **settings)
+    assert [each.seed for each in played] == [*result.seeds] and [each.total for each in played] == [*result.returns]
+    model = offline()
+    settings |= {"env_kwargs": DRAWN, "target_returns": [4.0, 9.0]}
+    results = model.evaluate("CartPole-v1", [4.0, 9.0], 3, seed=3, env_kwargs=DRAWN, deterministic=deterministic)
+    played = play(model, "CartPole-v1", **settings)
+    assert [each.total for each in played] == [total for each in results for total in each.returns]
+    assert [each.target for each in played] == [4.0] * 3 + [9.0] * 3
+
+
+@pytest.mark.parametrize("kind", [GTrXLPPO, GTrXLVMPO, GTrXLDQN, GTrXLSAC])
+def test_every_agent_has_a_page(kind: type[Any], tmp_path: Path) -> None:
+    env = "Pendulum-v1" if kind is GTrXLSAC else "CartPole-v1"
+    data = content(look(online(kind, env), env, tmp_path / "a.html", env_kwargs=DRAWN))
+    (episode,), (action,) = data["episodes"], data["actions"]
+    steps = episode["steps"]
+    assert data["layers"] == [{"name": f"layer {layer}", "heads": 4, "steps": 7} for layer in range(2)]
+    assert not data["note"] and len(episode["picture"]) == steps + 1, "a picture behind the last step, too"
+    names = {track["name"] for track in episode["tracks"]}
+    assert {"reward", "return so far", "value", "value error", "look-back", "gates"} <= names
+    assert "surprise" in names
+    assert all(len(line["values"]) == steps for track in episode["tracks"] for line in track["lines"])
+    kinds = {GTrXLDQN: {"action", "probabilities", "q_values"}, GTrXLSAC: {"action", "mean"}}
+    assert set(episode["actions"][0]) == kinds.get(kind, {"action", "probabilities"})
+    assert ("low" in action) == (kind is GTrXLSAC)
+
+
+def test_values_are_told_in_rewards() -> None:
+    agent = online(env="CartPole-v1")
+    agent.learn(32)
+    assert agent.reward_unit > 1.1, "returns of CartPole differ by more than 1"
+    (episode,) = play(agent, "CartPole-v1", **SETTINGS | {"env_kwargs": DRAWN})
+    tracks = {each["name"]: each["lines"][0]["values"] for each in content_of(agent, episode)["tracks"]}
+    values = [float(output.value) * agent.reward_unit for output in episode.outputs]
+    assert tracks["value"] == rounded(values)
+    assert tracks["value error"][0] == pytest.approx(1 + agent.gamma * values[1] - values[0], rel=1e-3)
+    assert tracks["value error"][-1] is None or episode.ended, "what follows on a cut episode is unknown"
+    assert tracks["surprise"][0] == pytest.approx(-float(episode.outputs[0].log_prob), rel=1e-3)
+
+
+def content_of(agent: Any, *episodes: Episode) -> dict[str, Any]:
+    """Data of the first of these episodes."""
+    text = page(agent, "name", episodes, True)
+    return cast(
+        dict[str, Any], json.loads(text.split('type="application/json">')[1].split("</script>")[0])["episodes"][0]
+    )
+
+
+def test_attention_is_packed_with_small_errors() -> None:
+    agent = online()
+    (episode,) = play(agent, CUE, **SETTINGS)
+    packed = zlib.decompress(base64.b64decode(packed_attention(episode, {"layer0": (4, 7), "layer1": (4, 7)})))
+    rows = [
+        masses[layer][head, :, 0] for layer in ("layer0", "layer1") for head in range(4) for masses in episode.attention
+    ]
+    roots = np.frombuffer(packed, np.uint8) / 255
+    np.testing.assert_allclose(roots, np.sqrt(np.concatenate(rows)), rtol=0, atol=0.5 / 255 + 1e-7)
+
+
+def test_nothing_in_the_data_can_run_or_end_the_script() -> None:
+    agent = online()
+    (episode,) = play(agent, CUE, **SETTINGS)
+    episode.observations = [{HOSTILE: each[""]} for each in episode.observations]
+    text = page(agent, HOSTILE, [episode], True)
+    assert text.count("<script") == 2 and text.count("</script>") == 2 and "<!-- &" not in text
+    assert json.loads(as_json(HOSTILE)) == HOSTILE and as_json(HOSTILE).isascii()
+    data = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+    assert data["title"] == f"GTrXLPPO in {HOSTILE}" and data["episodes"][0]["seen"][0]["name"] == HOSTILE
+    assert "default-src 'none'; img-src data:; style-src 'sha256-" in text, "no network, and no other script"
+    assert not re.search(r"(src|href)=|url\(|@import|https?://", text)
+
+
+def test_a_page_of_500_steps_stays_below_five_megabytes() -> None:
+    """Two layers of four heads that look at everything, and pictures of noise, which nothing compresses."""
+    agent, generator, steps = online(memory=511), np.random.default_rng(0), 500
+    (short,) = play(agent, CUE, **SETTINGS)
+    noise = generator.integers(0, 256, (steps + 1, 170, 256, 3), np.uint8)
+    weights = [generator.dirichlet(np.ones(t + 1), 4)[..., None].astype(np.float32) for t in range(steps)]
+    repeated: dict[str, Any] = {
+        name: [getattr(short, name)[0]] * steps for name in ("observations", "outputs", "returns_to_go", "metrics")
+    }
+    attention = [{"layer0": each, "layer1": each[::-1]} for each in weights]
+    long = replace(short, drawn=[*noise], attention=attention, rewards=[0.0] * steps, **repeated)
+    text = page(agent, "noise", [long], True)
+    assert len(text) < LARGEST_PAGE
+    data = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+    assert len(data["pictures"]) > 50 and data["layers"][0]["steps"] == steps
+
+
+def test_pictures_fit_and_equal_ones_are_kept_once() -> None:
+    generator = np.random.default_rng(0)
+    noise = [*generator.integers(0, 256, (40, 80, 90, 3), np.uint8)]
+    pictures, number = compressed([*noise, *noise], 200_000)
+    assert sum(map(len, pictures)) <= 200_000 and len(pictures) == 40 and number == [*range(40)] * 2
+    pictures, number = compressed(noise, 4_000)
+    assert sum(map(len, pictures)) <= 4_000 and max(number) == len(pictures) - 1 < 39 and number == sorted(number)
+    small = generator.integers(0, 256, (5, 6, 3), np.uint8)
+    ((picture,), _) = compressed([small], 4_000)
+    with Image.open(io.BytesIO(base64.b64decode(picture))) as image:
+        np.testing.assert_array_equal(np.asarray(image.convert("RGB")), small)
+
+
+SHADES = np.arange(3 * 12 * 16, dtype=np.uint8).reshape(3, 12, 16)  # wraps at 256
+
+
+class Pictured(gym.Env[Any, Any]):
+    """Draws nothing, and shows images with channels first, and text."""
+
+    observation_space = spaces.Box(0, 255, (3, 12, 16), np.uint8)
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.t = 0
+        return SHADES, {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return np.full((3, 12, 16), self.t, np.uint8), 1.0, self.t == 4, False, {"hint": HOSTILE}
+
+
+def test_images_of_the_observation_stand_in_for_what_is_not_drawn(tmp_path: Path) -> None:
+    agent = GTrXLPPO("GTrXLPolicy", Pictured, n_steps=8, policy_kwargs={"backbone": SMALL}, device="cpu")
+    data = content(look(agent, Pictured, tmp_path / "a.html"))
+    (episode,) = data["episodes"]
+    assert (episode["steps"], episode["picture"], episode["seen"]) == (4, [0, 1, 2, 3], [])
+    with Image.open(io.BytesIO(base64.b64decode(data["pictures"][0]))) as image:
+        np.testing.assert_array_equal(np.asarray(image.convert("RGB")), SHADES.transpose(1, 2, 0))
+    assert data["actions"][0]["sizes"] == [2, 3] and len(episode["actions"][0]["probabilities"][0]) == 5
+
+
+def test_layers_without_attention_weights_are_named() -> None:
+    agent = online(mixer="lstm", position="none")
+    (episode,) = play(agent, CUE, **SETTINGS)
+    data = json.loads(page(agent, "x", [episode], True).split('type="application/json">')[1].split("</script>")[0])
+    assert data["layers"] == [] and "no attention weights, so that there are none to show: 0, 1" in data["note"]
+
+
+def test_long_episodes_are_shown_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "MOST_STEPS", 3)
+    (episode,) = play(online(), CUE, **SETTINGS | {"env_kwargs": {"delay": 9}})
+    assert [len(each) for each in (episode.outputs, episode.rewards, episode.attention)] == [3, 3, 3]
+    assert episode.length == 11 and not episode.ended
+
+
+def test_what_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
+    agent = online()
+    with pytest.raises(ConfigError, match=r"look shows agents of this package .* and this is a PPO"):
+        look(PPO("MlpPolicy", "CartPole-v1", device="cpu"), "CartPole-v1")
+    with pytest.raises(ConfigError, match=r"must end in \.html"):
+        look(agent, CUE, tmp_path / "page.txt")
+    with pytest.raises(ConfigError, match="target returns are asked of Decision Transformers, and this is a GTrXLPPO"):
+        look(agent, CUE, tmp_path / "a.html", target_returns=3)
+    with pytest.raises(ConfigError, match="the observation space of the environment is"):
+        look(agent, "CartPole-v1", tmp_path / "a.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_writes_a_page_of_a_run_and_of_a_file(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("online", "offline", "lstm"):
+        run(capsys, "train", f"{name}.yaml", "--evaluation.every", "0")
+    assert run(capsys, "look", "runs/online-seed0", "--episodes", "2").strip() == "runs/online-seed0/look.html"
+    data, results = content(Path("runs/online-seed0/look.html")), run(capsys, "evaluate", "runs/online-seed0", "--json")
+    assert [each["total"] for each in data["episodes"]] == json.loads(results)[0]["returns"][:2]
+    targets = ("--target-return", "0", "--target-return", "1", "--sample", "-o", "deep/two.html")
+    assert run(capsys, "look", "runs/offline-seed0", *targets).strip() == "deep/two.html"
+    data = content(Path("deep/two.html"))
+    assert [each["target"] for each in data["episodes"]] == [0, 1] and "sampled actions" in data["about"]
+    assert data["kinds"] == ["return-to-go", "observation", "action"]
+    assert run(capsys, "look", "runs/offline-seed0/last.zip").strip() == "runs/offline-seed0/last.html"
+    shutil.copy("runs/online-seed0/last.zip", "agent.zip")
+    assert "agent.zip lies in no run folder" in refused(capsys, "look", "agent.zip")
+    assert run(capsys, "look", "agent.zip", "--env", CUE, "--seed", "5").strip() == "agent.html"
+    message = refused(capsys, "look", "runs/online-seed0/last.zip", "--checkpoint", "best")
+    assert "--checkpoint chooses one of a run folder" in message
+    message = refused(capsys, "look", "runs/lstm-seed0", "--trust")
+    assert "recurrent_ppo has a policy of Stable-Baselines3, without attention" in message
+
+
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
+
+def browser(path: Path, folder: Path, *options: str) -> tuple[str, list[str]]:
+    """The document after its scripts ran, and what was written to the console."""
+    assert CHROMIUM is not None
+    words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
+    words += ["--virtual-time-budget=5000", f"--user-data-dir={folder / 'profile'}", *options, f"file://{path}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; CHROMIUM names the program")
+@pytest.mark.parametrize("name", ["ppo", "dt"])
+def test_a_browser_shows_the_page_and_keys_move_it(name: str, tmp_path: Path) -> None:
+    agent: Any = offline() if name == "dt" else online(env="CartPole-v1")
+    targets = [4, 9] if name == "dt" else None
+    written = look(agent, "CartPole-v1", tmp_path / "page.html", env_kwargs=DRAWN, target_returns=targets)
+    document, console = browser(written, tmp_path, "--dump-dom")
+    assert not console
+    assert document.count('class="choice') >= 2 and document.count('src="data:image/webp') >= 3
+    assert len(re.findall(r"layer \d, head \d</button>", document)) == (4 if name == "dt" else 8)
+    assert "of layer 0, head 0 at step 0" in document
+    for width in (1400, 500):
+        picture = tmp_path / f"{width}.png"
+        browser(written, tmp_path, f"--screenshot={picture}", f"--window-size={width},1200")
+        with Image.open(picture) as image:
+            assert image.width == width and len(image.convert("RGB").getcolors(1 << 24) or []) > 50
+    keys = ["ArrowRight"] * 3 + ["ArrowLeft", "ArrowDown", "ArrowDown", "]"]
+    press = "".join(f"document.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}}));" for key in keys)
+    text = re.sub(r"<meta http-equiv.*?>", "", written.read_text())  # which forbids scripts of a test, too
+    written.write_text(text.replace("</body>", f"<script>setTimeout(() => {{{press}}}, 1000)</script></body>"))
+    document, console = browser(written, tmp_path, "--dump-dom")
+    assert not console and f"of layer {'1, head 0' if name == 'dt' else '0, head 2'} at step 2" in document
+    assert ('aria-pressed="true"><img alt="" src="data' in document) or name == "ppo"
+    if name == "dt":
+        assert re.search(r'aria-pressed="true"[^>]*><img[^>]*><b>asked for 9</b>', document)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; CHROMIUM names the program")
+def test_a_hostile_name_runs_nothing_in_a_browser(tmp_path: Path) -> None:
+    agent = online()
+    (episode,) = play(agent, CUE, **SETTINGS)
+    (tmp_path / "page.html").write_text(page(agent, HOSTILE, [episode], True))
+    document, console = browser(tmp_path / "page.html", tmp_path, "--dump-dom")
+    assert not console and "<title>broken" not in document and "of layer 0, head 0 at step 0" in document
