@@ -53,6 +53,7 @@ from rltransformers.training.offline.playing import OnlineLearner, Turn
 from rltransformers.training.offline.settings import (
     AdvantageOptions,
     BatchSize,
+    Chunk,
     ContextLength,
     CriticName,
     CriticOptions,
@@ -68,7 +69,6 @@ from rltransformers.training.offline.settings import (
     read_options,
     readout_choice,
 )
-from rltransformers.training.stepping import NO_TARGET, DecisionSteps
 from rltransformers.training.update import memory_panel
 
 if __name__ != "rltransformers.agents.decision_transformer":
@@ -125,6 +125,9 @@ class DecisionTransformer(OnlineLearner):
             2202.05607); "flow", a learned flow from noise to actions (arXiv 2210.02747), without density. Deterministic
             acting takes the mean, the mean of the heaviest, the end of zero noise; see docs/offline.md.
         action_head_kwargs: options of the head, see ``ActionHeadOptions``: {"components": 5} or {"steps": 10}.
+        chunk: actions that every state decides, its own and those of the steps after it (ACT, arXiv 2304.13705).
+        decide_every: steps from one decision to the next, which take as many actions of a chunk; None takes them all
+            (receding horizon of Diffusion Policy, arXiv 2303.04137). ``policies/action_chunks.py`` has the whole idea.
         validation: share of the episodes that no update sees, whole ones that the seed chooses; ``validate`` says how
             well their actions are predicted, without an environment. Statistics and returns are of the others alone.
         whole_episodes: every window is a whole episode (context_length must cover the longest), which wastes less on
@@ -177,6 +180,8 @@ class DecisionTransformer(OnlineLearner):
         critic_kwargs: Mapping[str, Any] | None = None,
         action_head: ActionHeadName = "deterministic",
         action_head_kwargs: Mapping[str, Any] | None = None,
+        chunk: Chunk = 1,
+        decide_every: Chunk | None = None,
         validation: Share = 0.0,
         policy_kwargs: Mapping[str, Any] | None = None,
         tensorboard_log: str | os.PathLike[str] | None = None,
@@ -219,6 +224,8 @@ class DecisionTransformer(OnlineLearner):
             action_head=action_head,
             action_head_options=ActionHeadOptions.read(action_head, action_head_kwargs or {}),
             validation=validation,
+            chunk=chunk,
+            decide_every=decide_every,
         )
         readout = readout_choice(options, settings)
         parts = data_parts(load_trajectories(dataset), settings)
@@ -375,14 +382,6 @@ class DecisionTransformer(OnlineLearner):
         """
         steps = self._steps(target_return, acting_mode)
         return Actor(steps, deterministic=deterministic, seed=seed, name=self.kind)
-
-    def _steps(self, target_return: Any, acting_mode: ActingMode | None = None) -> DecisionSteps:
-        """Make the steps of a policy that is asked for one return; None for the default that ``predict`` states."""
-        if target_return is not None and not self.settings.takes_target:
-            raise ConfigError(NO_TARGET)
-        if target_return is None and self.settings.return_head is None:
-            target_return = self.summary.best_return
-        return DecisionSteps(self.decider(acting_mode), (self.observation_space, self.action_space), target_return)
 
     def predict(
         self,

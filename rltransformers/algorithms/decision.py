@@ -1,6 +1,6 @@
 """Losses of the Decision Transformer (arXiv 2106.01345, section 3): predicted against recorded actions, no padding.
 
-B batch, K steps of context; "..." stands for any leading axes.
+B batch, K steps of context, k actions of a chunk; "..." stands for any leading axes.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 from rltransformers.functional.modules import masked_mean
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import ActionLeaf, ContinuousAction
-from rltransformers.policies.several_modes import FlowAction
+from rltransformers.policies.several_modes import FlowAction, MixtureAction
 
 Mean = Callable[[Tensor, Tensor], Tensor]
 """The mean of values over the entries that are valid: ``masked_mean``, or that over several processes."""
@@ -34,18 +34,34 @@ def leaf_loss(
 
 def step_losses(
     head: ActionHead,
-    outputs: Float[Tensor, "B K A"],
+    outputs: Float[Tensor, "B K ..."],
     actions: Mapping[str, Tensor],
     noise: Float[Tensor, "B K L"] | None = None,
+    counts: Bool[Tensor, "B K k"] | None = None,
 ) -> Float[Tensor, "B K"]:
     """Loss of the recorded actions by path, legal ones also where there is no step; summed over the leaves.
 
-    ``noise`` are uniform numbers in [0, 1), ``head.loss_draws`` of them; None where that is 0.
+    Args:
+        noise: uniform numbers in [0, 1), ``head.loss_draws`` of them; None where that is 0.
+        counts: which actions of a chunk lie in the episode, for outputs [B, K, k, A] and actions [B, K, k, ...]; the
+            loss of a step is then the mean over those. None for one action.
     """
     parts = head.split(outputs)
     numbers = dict.fromkeys(parts) if noise is None else head.split(noise, "loss_draws")
-    losses = [leaf_loss(leaf, parts[path], actions[path], numbers[path]) for path, leaf in head.by_path.items()]
+    losses = []
+    for path, leaf in head.by_path.items():
+        inputs = parts[path], actions[path]
+        if counts is not None and isinstance(leaf, MixtureAction):
+            losses.append(-leaf.log_prob_of_chunk(*inputs, counts) / counts.sum(-1))
+        else:
+            loss = leaf_loss(leaf, *inputs, numbers[path])
+            losses.append(loss if counts is None else mean_of_chunk(loss, counts))
     return torch.stack(losses).sum(0)
+
+
+def mean_of_chunk(values: Float[Tensor, "B K k"], counts: Bool[Tensor, "B K k"]) -> Float[Tensor, "B K"]:
+    """Mean over the actions of every chunk that count; at least the first does."""
+    return torch.where(counts, values, 0.0).sum(-1) / counts.sum(-1)
 
 
 def expectile_loss(
@@ -66,16 +82,20 @@ def expectile_loss(
     return mean(weight * u.square(), valid)
 
 
-def difference(head: ActionHead, one: Float[Tensor, "B K A"], other: Float[Tensor, "B K A"]) -> Float[Tensor, "B K"]:
+def difference(
+    head: ActionHead, one: Float[Tensor, "B K ..."], other: Float[Tensor, "B K ..."]
+) -> Float[Tensor, "B K"]:
     """How far decisions lie apart, in [0, 1]: 1 for another class or bit, a Box by the width of its bounds.
 
-    The largest difference of all leaves. Without bounds, two deviations of the recorded actions or more count as 1.
+    The largest difference of all leaves, and of all actions of a chunk. Without bounds, two deviations of the recorded
+    actions or more count as 1.
     """
     mine, others = head.split(one), head.split(other)
     found = []
     for path, leaf in head.by_path.items():
         if isinstance(leaf, ContinuousAction):
-            found.append((leaf.squash(mine[path]) - leaf.squash(others[path])).abs().amax(-1).clamp(max=2.0) / 2)
+            apart = (leaf.squash(mine[path]) - leaf.squash(others[path])).abs().flatten(2)
+            found.append(apart.amax(-1).clamp(max=2.0) / 2)
         else:
             same = leaf.decode(mine[path]) == leaf.decode(others[path])
             found.append((~same).flatten(2).any(-1).to(one.dtype) if same.dim() > 2 else (~same).to(one.dtype))

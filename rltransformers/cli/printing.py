@@ -41,9 +41,13 @@ def print_validation(result: Any) -> None:
     width = max(len(f"{error.measure} of {error.component}") for error in result.errors)
     others = {"mean action" if error.measure == "rmse" else "most frequent" for error in result.errors}
     mean = "mean / most frequent" if len(others) > 1 else others.pop()
-    print(f"\n{'':<{width}}{'policy':>12}{mean:>22}{'one-step cloning':>20}")
+    chunks = result.errors[0].chunk is not None
+    print(
+        f"\n{'':<{width}}{'policy':>12}{mean:>22}{'one-step cloning':>20}{'whole chunk' if chunks else '':>15}".rstrip()
+    )
     for error in result.errors:
         row = f"{error.policy:>12.4g}{error.mean_action:>22.4g}{error.one_step:>20.4g}"
+        row += f"{error.chunk:>15.4g}" if chunks else ""
         print(f"{f'{error.measure} of {error.component}':<{width}}{row}")
 
 

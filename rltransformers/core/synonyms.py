@@ -42,6 +42,8 @@ _WORDS = {
     "algorithm.train_freq": "train_frequency update_every",
     "algorithm.prioritized": "prioritized_replay per prioritised",
     "algorithm.action_head": "stochastic stochastic_policy gmm mdn diffusion",
+    "algorithm.chunk": "chunk_size chunk_length action_chunk prediction_horizon pred_horizon horizon num_queries",
+    "algorithm.decide_every": "execute n_action_steps action_horizon execution_horizon replan_every",
     "algorithm.context_length": "k context context_len context_size max_length seq_len sequence_length block_size",
     "algorithm.warmup_steps": "warmup warmup_ratio num_warmup_steps",
     "algorithm.return_scale": "rtg_scale return_to_go_scale",

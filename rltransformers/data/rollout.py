@@ -28,6 +28,8 @@ class OnDevice:
         def moved(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return value.to(device)
+            if isinstance(value, OnDevice):
+                return value.to(device)
             return {path: leaf.to(device) for path, leaf in value.items()} if isinstance(value, dict) else value
 
         return type(self)(**{name: moved(value) for name, value in vars(self).items()})

@@ -1,4 +1,7 @@
-"""Context windows from trajectories. Axes: B windows, K steps of a window, N steps and E episodes of the data."""
+"""Context windows from trajectories.
+
+Axes: B windows, K steps of a window, k actions of a chunk, N steps and E episodes of the data.
+"""
 
 import warnings
 from dataclasses import dataclass
@@ -7,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, check
 from rltransformers.core.values import Array
@@ -17,6 +21,19 @@ EVERYTHING = slice(None)
 
 
 @dataclass(frozen=True)
+class ChunkTargets(OnDevice):
+    """The k actions from every step of a window on: its own and those of the steps after it in its episode.
+
+    They are read from the episode, which may go on behind the window. ``counts`` is False behind its end, where entries
+    repeat its last step. ``masks`` is the leaf ``action_mask`` of the observations at these steps, where there is one.
+    """
+
+    actions: dict[str, Tensor]  # [B, K, k, leaf shape]
+    counts: Bool[Tensor, "B K k"]
+    masks: dict[str, Tensor]  # [B, K, k, M]
+
+
+@dataclass(frozen=True)
 class ContextBatch(OnDevice):
     """B windows of K consecutive steps of one episode each, padded on the right.
 
@@ -24,7 +41,7 @@ class ContextBatch(OnDevice):
     scaled; a sampler of bins has these in its place. Where ``valid`` is False every entry repeats the last valid step:
     a member of its space, and never a target. ``episode`` is the number of each window's episode, ``episode_return``
     its return-to-go at its first step, and ``terminated`` says which steps end their episode for good (a truncation
-    does not).
+    does not). ``chunks`` are of a sampler that draws them.
     """
 
     observations: dict[str, Tensor]
@@ -36,6 +53,7 @@ class ContextBatch(OnDevice):
     terminated: Bool[Tensor, "B K"]
     episode: Int[Tensor, " B"]
     episode_return: Float[Tensor, " B"]
+    chunks: ChunkTargets | None = None
 
 
 class ContextSampler:
@@ -50,6 +68,7 @@ class ContextSampler:
         discount: of the return-to-go; Decision Transformer uses 1.
         whole_episodes: draw episodes uniformly and always from their first step, as acting with such a K sees them.
         bins: of the advantage of every step, float32 [N], in the place of return-to-go; None for none.
+        chunk: k, actions of a ``ChunkTargets``; 1 for none.
         device: where the data are kept and batches are made.
 
     Raises:
@@ -64,6 +83,7 @@ class ContextSampler:
         discount: float = 1.0,
         whole_episodes: bool = False,
         bins: Array | None = None,
+        chunk: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
         longest = int(trajectories.lengths.max())
@@ -74,7 +94,7 @@ class ContextSampler:
                 f"raise it or leave whole_episodes out"
             )
         self.trajectories = trajectories
-        self.context_length = context_length
+        self.context_length, self.chunk = context_length, chunk
         self.device = torch.device(device)
         self._before = 0 if whole_episodes else context_length - 1
         lengths = torch.from_numpy(trajectories.lengths)
@@ -130,6 +150,22 @@ class ContextSampler:
             gather(self._terminated, steps),
             episode,
             self._episode_return[episode],
+            self._chunks(episode, timestep) if self.chunk > 1 else None,
+        )
+
+    def _chunks(self, episode: Int[Tensor, " B"], timestep: Int[Tensor, "B K"]) -> ChunkTargets:
+        first, end = (self._offsets[each][:, None, None] for each in (episode, episode + 1))
+        step = first + timestep[..., None] + torch.arange(self.chunk, device=self.device)
+        place = torch.minimum(step, end - 1)
+
+        def gather(leaf: Tensor, places: Tensor) -> Tensor:
+            return leaf.index_select(0, places.flatten()).view(*step.shape, *leaf.shape[1:])
+
+        masks = {path: leaf for path, leaf in self._observations.items() if path == ACTION_MASK}
+        return ChunkTargets(
+            {path: gather(leaf, place) for path, leaf in self._actions.items()},
+            step < end,
+            {path: gather(leaf, place + episode[:, None, None]) for path, leaf in masks.items()},
         )
 
     def windows_of(self, episodes: Bool[Tensor, " E"]) -> Int[Tensor, " N"]:

@@ -58,6 +58,8 @@ class ActionHead(nn.Module):
     Raises ConfigError for an action space with an unsupported leaf, or one that the readout cannot serve.
     """
 
+    chunk = 1  # actions that are predicted at once, see ``action_chunks``
+
     def __init__(
         self,
         space: Space,
@@ -154,7 +156,7 @@ class ActionHead(nn.Module):
         return {path: leaf.decode(parts[path], numbers[path]) for path, leaf in self.by_path.items()}
 
     def decode_some(
-        self, outputs: Float[Tensor, "B A"], noise: Float[Tensor, "B U"] | None, greedy: Bool[Tensor, " B"]
+        self, outputs: Float[Tensor, "B ... A"], noise: Float[Tensor, "B U"] | None, greedy: Bool[Tensor, " B"]
     ) -> dict[str, Tensor]:
         """``decode`` with noise, and the most probable actions in the rows that are ``greedy``; looks at no data."""
         likely = self.decode(outputs)
@@ -246,8 +248,8 @@ class ActionHead(nn.Module):
 
 
 def noise_of(head: ActionHead) -> list[Noise]:
-    """Random numbers that sampling an action takes, by leaf."""
-    return [Noise(leaf.draws, leaf.normal_noise) for leaf in head.by_path.values()]
+    """Random numbers that sampling an action takes, by leaf; of a chunk those of its actions, one after another."""
+    return [Noise(leaf.draws, leaf.normal_noise) for leaf in head.by_path.values()] * head.chunk
 
 
 def draw_noise(

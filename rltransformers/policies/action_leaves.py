@@ -41,6 +41,7 @@ class ActionLeaf(nn.Module):
     draws: int  # numbers of noise that sampling an action takes
     normal_noise = False  # whether these are standard normal, else uniform in [0, 1)
     loss_draws = 0  # uniform numbers in [0, 1) that the loss of a recorded action takes
+    common = common_draws = 0  # outputs and numbers of noise, the first ones, that all actions of a chunk share
     numbers: int  # of an action as ``as_numbers`` writes it
     choices = 0  # entries of a mask
     countable = False  # whether actions are classes or bits

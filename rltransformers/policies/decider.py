@@ -18,6 +18,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check
 from rltransformers.functional.call import Context
 from rltransformers.functional.windows import descending
+from rltransformers.policies.action_chunks import of_step
 from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.observations import check_state
 from rltransformers.policies.returns import MAX_SCALED
@@ -26,8 +27,11 @@ ActingMode = Literal["refresh", "banded", "recompute"]  # what acting remembers;
 NEWEST = slice(-1, None)
 BEYOND = 0.1
 """Share of the range of returns by which a prediction may exceed the data before a warning."""
-OF_HEAD = {"predicted_return": torch.float64, "asked": torch.bool}
-"""What the state of a policy with a return head holds besides."""
+OF_SOME: dict[str, torch.dtype | None] = {
+    **{"predicted_return": torch.float64, "asked": torch.bool},
+    **{"plan": None, "plan_noise": torch.float64, "plan_greedy": torch.bool},
+}
+"""What the states of some policies hold besides, and its type, None for that of the weights."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,12 @@ class ActingState:
     """What a return head predicted in the last step, before its limits, in reward units, float64; None without one."""
     asked: Bool[Tensor, " B"] | None = None
     """Where a return was asked for, so that the head does not answer; None without a return head."""
+    plan: Float[Tensor, "B k A"] | None = None
+    """Head outputs of the last decision, k rows; None for a policy without chunks (``action_chunks``)."""
+    plan_noise: Float[Tensor, "B U"] | None = None
+    """What actions of the plan are sampled with, float64; None where nothing is sampled."""
+    plan_greedy: Bool[Tensor, " B"] | None = None
+    """Where the plan takes the most probable actions; None where nothing is sampled."""
 
     def __repr__(self) -> str:
         return f"ActingState(batch {self.batch_size}, memory {self.memory}, tokens {tuple(self.tokens.shape)})"
@@ -58,8 +68,12 @@ class ActingState:
         if self.memory is not None:
             streams = torch.arange(self.memory.batch_size, device=rows.device).view(self.batch_size, -1)
             memory = self.memory[streams[rows].flatten()]
-        others = self.tokens, self.action, self.return_to_go, self.step, self.predicted_return, self.asked
-        return ActingState(memory, *(None if each is None else each[rows] for each in others))  # type: ignore[arg-type]
+        return ActingState(memory, **{name: value[rows] for name, value in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors but those of the memory, by name."""
+        names = ("tokens", "action", "return_to_go", "step", *OF_SOME)
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def batch_size(self) -> int:
@@ -92,6 +106,9 @@ class Decider:
     In the mode ``refresh`` two streams of every environment read the same tokens. Stream s begins anew at the steps n h
     with n even (s = 0) or odd (s = 1), and decides from its K - h-th step to its K-th, the first one from its first: by
     then it has seen what a restart from the newest K - h steps would read.
+
+    A policy with chunks decides at the steps 0, n, 2n, ... of an episode, n its ``decide_every``; other steps take the
+    action that the last decision planned for them.
     """
 
     policy: DecisionPolicy
@@ -135,10 +152,8 @@ class Decider:
     def check_state(self, state: Any, rows: int) -> None:
         """Raise ConfigError unless a state has the tensors, and these the shapes, of states of this policy and mode."""
         check_state(state, ActingState, rows)
-        names = ("tokens", "action", "return_to_go", "step", "predicted_return", "asked")
-        tensors = {name: tensor for name in names if (tensor := getattr(state, name)) is not None}
         memory = {} if state.memory is None else state.memory.tensors
-        found = {name: tuple(value.shape) for name, value in (tensors | memory).items()}
+        found = {name: tuple(value.shape) for name, value in (state.tensors() | memory).items()}
         expected = self.state_shapes(state.batch_size)
         for name in [*expected, *found]:
             if found.get(name) != expected.get(name):
@@ -169,7 +184,7 @@ class Decider:
             weight.new_zeros(shapes["action"]),
             torch.zeros(shapes["return_to_go"], dtype=torch.float64, device=weight.device),
             torch.zeros(shapes["step"], dtype=torch.long, device=weight.device),
-            *(weight.new_zeros(shapes[name], dtype=kind) for name, kind in OF_HEAD.items() if name in shapes),
+            **{name: weight.new_zeros(shapes[name], dtype=kind) for name, kind in OF_SOME.items() if name in shapes},
         )
 
     def state_shapes(self, batch_size: int) -> dict[str, tuple[int, ...]]:
@@ -177,11 +192,19 @@ class Decider:
         count = self.context_length * policy.tokens_per_step - 1 if self.mode == "recompute" else 0
         rows = batch_size * self.prefixes * self.streams
         memory = policy.backbone.state_forms["only"] if rows else {}
-        names = ["return_to_go", "step", *(OF_HEAD if policy.return_head is not None else ())]
+        names = ["return_to_go", "step"]
+        if policy.return_head is not None:
+            names += ["predicted_return", "asked"]
+        plan: dict[str, tuple[int, ...]] = {}
+        if policy.chunk > 1:
+            plan["plan"] = batch_size, policy.chunk, sum(leaf.outputs for leaf in policy.head.by_path.values())
+            if policy.head.draws:
+                plan["plan_noise"], plan["plan_greedy"] = (batch_size, policy.head.draws), (batch_size,)
         return {
             "tokens": (batch_size, self.prefixes * count, policy.width),
             "action": (batch_size, policy.width),
             **dict.fromkeys(names, (batch_size,)),
+            **plan,
             **{name: (rows, *shape) for name, shape in memory.items()},
         }
 
@@ -206,7 +229,8 @@ class Decider:
                 where nobody asks for a return: only the data limit the answer of a return head then.
             target_return: what an episode that starts here is asked to return; not read elsewhere. NaN asks for
                 nothing: a return head then answers in every step.
-            noise: numbers in [0, 1) to sample actions with, [B, U]; None takes the most probable action.
+            noise: numbers in [0, 1) to sample actions with, [B, U]; None takes the most probable action. A policy with
+                chunks reads it where it decides.
             overwrites: nobody needs ``state`` any more: its rings are written in place and belong to the next state.
 
         Raises:
@@ -272,27 +296,56 @@ class Decider:
         if self.discount != 1.0:
             asked = self.within_range(asked / self.discount, state.return_to_go)
         asked = torch.where(start, target_return.to(asked), asked)
-        step, of_head = next_step(state, start), cast(tuple[Tensor, ...], ())
+        step, of_some = next_step(state, start), cast(dict[str, Tensor], {})
         features, memory, tokens = self._read(observations, state, asked, start, step, tables, overwrites)
         if state.asked is not None:
             somebody_asks = (start & ~target_return.isnan()) | (~start & state.asked)  # runtimes choose numbers only
             predicted, answer = self.answer(features, asked, step)
-            asked, of_head = torch.where(somebody_asks, asked, answer), (predicted, somebody_asks)
+            asked = torch.where(somebody_asks, asked, answer)
+            of_some |= {"predicted_return": predicted, "asked": somebody_asks}
         if policy.condition is not None:
             goals = self.goals(asked, step)
             features = policy.conditioned(by_stream(features, goals.shape[1]), policy.scaled(goals).flatten())
         candidates = max(len(self.jitter), 1)
         masks = {path: by_stream(each, candidates) for path, each in observations.items() if path == ACTION_MASK}
-        outputs = policy.masked(policy.head(features), masks)
+        outputs = policy.head(features)
         noise, greedy = (None if each is None else by_stream(each, candidates) for each in (noise, greedy))
+        if state.plan is not None:
+            of_some |= self.plan(state, step, outputs, noise, greedy)
+            outputs, noise, greedy = of_some["plan"], of_some.get("plan_noise"), of_some.get("plan_greedy")
+        outputs = policy.masked(outputs, masks)
         actions = (
             policy.head.decode(outputs, noise) if greedy is None else policy.head.decode_some(outputs, noise, greedy)
         )
+        if state.plan is not None:
+            position = step % policy.decide_every
+            actions = {path: of_step(value, position) for path, value in actions.items()}
+            outputs = of_step(outputs, position)
         if self.jitter:
             best = self._best(observations, actions)
             actions, outputs = {path: value[best] for path, value in actions.items()}, outputs[best]
-        after = ActingState(memory, tokens, policy.head.embed(actions), asked, step, *of_head)
+        after = ActingState(memory, tokens, policy.head.embed(actions), asked, step, **of_some)
         return actions, outputs, after
+
+    def plan(
+        self,
+        state: ActingState,
+        step: Int[Tensor, " B"],
+        outputs: Float[Tensor, "B k A"],
+        noise: Float[Tensor, "B U"] | None,
+        greedy: Bool[Tensor, " B"] | None,
+    ) -> dict[str, Tensor]:
+        """What a policy with chunks goes by from this step on: what it decides here, or goes on with, by name."""
+        assert state.plan is not None
+        decides = step % self.policy.decide_every == 0
+        plan = {"plan": torch.where(decides[:, None, None], outputs, state.plan)}
+        if state.plan_noise is not None and state.plan_greedy is not None:
+            if greedy is None:
+                greedy = torch.full_like(decides, noise is None)
+            noise = torch.zeros_like(state.plan_noise) if noise is None else noise.to(state.plan_noise)
+            plan["plan_noise"] = torch.where(decides[:, None], noise, state.plan_noise)
+            plan["plan_greedy"] = (decides & greedy) | (~decides & state.plan_greedy)  # runtimes choose numbers only
+        return plan
 
     def goals(self, asked: Float[Tensor, " B"], step: Int[Tensor, " B"]) -> Float[Tensor, "B C"]:
         """Return asked for by candidate: a difference in the first step grows as the rest of the return does."""

@@ -24,6 +24,7 @@ from rltransformers.core.spec import Choice
 from rltransformers.core.values import to_tensor
 from rltransformers.functional.call import Context
 from rltransformers.functional.windows import padded_behind
+from rltransformers.policies.action_chunks import ChunkHead, outputs_taken
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.action_leaves import ContinuousAction, Units
 from rltransformers.policies.critics import TwinCritics, check_alternatives
@@ -67,10 +68,13 @@ class DecisionPolicy(nn.Module):
         encoder: of the observation where it is not what the space says; None for nothing else.
         action_masks: whether only actions are predicted and taken that the leaf ``action_mask`` of the observation
             allows; None: where there is one.
+        chunk: k, how many actions every state decides, its own and the k - 1 after it, see ``action_chunks``. With more
+            than one, head outputs are [..., k, A] and not [..., A], and ``box`` is of the same chunk.
+        decide_every: steps from one decision to the next; None takes all actions of a chunk.
 
     Raises:
-        ConfigError: for an unsupported space, one without the elements that an encoder or the backbone reads, and
-            predicted returns in the sequence.
+        ConfigError: for an unsupported space, one without the elements that an encoder or the backbone reads,
+            predicted returns in the sequence, and chunks of a backbone that learns to predict later steps itself.
     """
 
     highest_to_go: Tensor  # [L], of a policy with a return head
@@ -93,6 +97,8 @@ class DecisionPolicy(nn.Module):
         box: BoxLeaf = ContinuousAction,
         action_units: Mapping[str, Units] | None = None,
         advantage_bins: int | None = None,
+        chunk: int = 1,
+        decide_every: int | None = None,
     ) -> None:
         super().__init__()
         self.observation_space, self.action_space = observation_space, action_space
@@ -108,10 +114,19 @@ class DecisionPolicy(nn.Module):
         encoder = encoder or Encoding()
         self.encoder, self.elements = observation_parts(read, backbone, encoder)
         self.task = task_leaf(observation_space, backbone.tasks)
-        self.head = ActionHead(action_space, self.width, readout=readout, box=box, units=action_units)
+        self.chunk, self.decide_every = chunk, decide_every or chunk
+        if chunk == 1:
+            self.head = ActionHead(action_space, self.width, readout=readout, box=box, units=action_units)
+        else:
+            self.head = ChunkHead(action_space, self.width, chunk, box, action_units)
         self.tables = Tables(self, self.backbone.table_sources(), self.backbone.tables)
         self.machine_code: Callable[..., Any] | None = None  # a Decider's decision, or None where it cannot
         later = predicts_later(self.backbone)
+        if later and chunk > 1:
+            raise ConfigError(
+                f"backbone.losses predict the step after the next one, and chunk {chunk} predicts it already; set their"
+                " future to 0, or chunk to 1"
+            )
         self.later_net = nn.Linear(self.width, self.head.linear.out_features) if later else None
         self.embed_return = return_embedding(self.width, advantage_bins) if in_sequence else None
         in_condition = return_conditioned and not in_sequence
@@ -238,7 +253,7 @@ class DecisionPolicy(nn.Module):
         """Log-probabilities, entropy and values of B windows of T steps as tensors [B, T] that carry gradients.
 
         They are computed as in an update; those of the first steps of an episode, up to the context length, equal those
-        of acting. Longer sequences are cut into windows by the caller.
+        of acting. Longer sequences are cut into windows by the caller, of a policy with chunks where it decides.
 
         Args:
             observations: in the units of the environment, every leaf [B, T, ...].
@@ -250,7 +265,8 @@ class DecisionPolicy(nn.Module):
 
         Raises:
             DataError: for observations, actions, returns or masks that do not fit.
-            ConfigError: for missing returns or masks, and for returns that a policy of advantages would not read.
+            ConfigError: for missing returns or masks, for returns that a policy of advantages would not read, and for
+                windows that begin in the middle of a chunk.
         """
         if return_to_go is not None and self.advantage_bins is not None:
             raise ConfigError("this policy is asked for advantages, not for returns; leave return_to_go out")
@@ -274,7 +290,16 @@ class DecisionPolicy(nn.Module):
             for leaves in (arrays, taken)
         )
         self.backbone.check_places(timestep * 0, timestep)
-        outputs = self(seen, done, asked, timestep, torch.ones_like(timestep, dtype=torch.bool))
+        valid = torch.ones_like(timestep, dtype=torch.bool)
+        outputs = self.outputs(self.read(seen, done, asked, timestep, valid)[0], None)
+        if self.chunk > 1:
+            if bool((timestep[:, 0] % self.decide_every != 0).any()):
+                raise ConfigError(
+                    f"the policy decides every {self.decide_every} steps of an episode, and a window begins at timestep"
+                    f" {int(timestep[:, 0].max())}; begin windows at multiples of {self.decide_every}"
+                )
+            outputs = outputs_taken(outputs, timestep, self.decide_every)
+        outputs = self.masked(outputs, seen)
         return PolicyOutput.of(self.action_space, self.fields(seen, outputs, done))
 
     def forward(
@@ -286,8 +311,10 @@ class DecisionPolicy(nn.Module):
         valid: Bool[Tensor, "B K"],
         record: Record | None = None,
         episode: Int[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B K A"]:
+    ) -> Float[Tensor, "B K ..."]:
         """Head outputs for the action of every step, from windows of K steps; what stands in padding is never read.
+
+        Those of a chunk are [B, K, k, A], all under the mask of the present step, the only one that is known.
 
         Args:
             timestep: number of the step inside its episode, 0 at the first.
@@ -298,7 +325,7 @@ class DecisionPolicy(nn.Module):
         features, _ = self.read(observations, actions, return_to_go, timestep, valid, record)
         return self.masked(self.outputs(features, episode), observations)
 
-    def outputs(self, features: Float[Tensor, "B K W"], episode: Int[Tensor, " B"] | None) -> Float[Tensor, "B K A"]:
+    def outputs(self, features: Float[Tensor, "B K W"], episode: Int[Tensor, " B"] | None) -> Float[Tensor, "B K ..."]:
         """Head outputs from what the head reads; ``episode`` as for ``forward``."""
         if episode is None:
             return self.head(features)

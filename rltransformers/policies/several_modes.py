@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import torch
 from annotated_types import Ge, Le
 from gymnasium import spaces
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -62,8 +62,11 @@ class ActionHeadOptions:
         return cls(**values)
 
 
-def box_leaf(head: ActionHeadName, options: ActionHeadOptions, action_space: Space) -> BoxLeaf:
-    """What an action head makes of a Box; ConfigError for one with a distribution of Boxes where there is no Box."""
+def box_leaf(head: ActionHeadName, options: ActionHeadOptions, action_space: Space, chunk: int = 1) -> BoxLeaf:
+    """What an action head makes of a Box; ConfigError for one with a distribution of Boxes where there is no Box.
+
+    ``chunk`` is the number of actions that are predicted at once.
+    """
     if head != "deterministic" and not any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(action_space).values()):
         raise ConfigError(
             f"action_head {head!r} is how actions of a Box are drawn, and the action space {action_space} has no Box:"
@@ -72,7 +75,7 @@ def box_leaf(head: ActionHeadName, options: ActionHeadOptions, action_space: Spa
     if head == "mixture":
         return partial(MixtureAction, count=options.components)
     if head == "flow":
-        return partial(FlowAction, steps=options.steps, hidden=options.width)
+        return partial(FlowAction, steps=options.steps, hidden=options.width, chunk=chunk)
     return NormalAction if head == "gaussian" else ContinuousAction
 
 
@@ -81,7 +84,8 @@ class MixtureAction(ContinuousAction):
 
     All components of the leaf are of the same normal of the mixture, inside which they are independent. Means lie
     between the bounds by a tanh and samples are clipped to them, as for ``NormalAction``; the density is that before
-    clipping. The most probable action is the mean of the normal with the largest weight.
+    clipping. The most probable action is the mean of the normal with the largest weight. All actions of a chunk are of
+    the same normal, too.
 
     Args:
         count: K, how many normals there are.
@@ -91,7 +95,8 @@ class MixtureAction(ContinuousAction):
 
     def __init__(self, space: spaces.Box, width: int | None, units: Units | None = None, *, count: int) -> None:
         super().__init__(space, width, units)
-        self.count = count
+        self.count = self.common = count
+        self.common_draws = 1
         self.outputs = count * (1 + 2 * self.components)
         self.draws = 1 + 2 * self.components
 
@@ -131,10 +136,24 @@ class MixtureAction(ContinuousAction):
         }
 
     def log_prob(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "..."]:
+        logits, densities = self._densities(output, action)
+        return (logits.log_softmax(-1) + densities).logsumexp(-1)
+
+    def log_prob_of_chunk(
+        self, output: Float[Tensor, "... k O"], action: Tensor, counts: Bool[Tensor, "... k"]
+    ) -> Float[Tensor, "..."]:
+        """Log-probability of those actions of a chunk that count, all of the same normal."""
+        logits, densities = self._densities(output, action)
+        together = torch.where(counts.unsqueeze(-1), densities, 0.0).sum(-2)
+        return (logits[..., 0, :].log_softmax(-1) + together).logsumexp(-1)
+
+    def _densities(
+        self, output: Float[Tensor, "... O"], action: Tensor
+    ) -> tuple[Float[Tensor, "... K"], Float[Tensor, "... K"]]:
+        """Logits of the weights, and the log-density of an action under every normal."""
         logits, means, log_std = self.normals(output)
         distance = (self.as_numbers(action).unsqueeze(-2) - means) * (-log_std).exp()
-        densities = -(0.5 * distance.square() + log_std + HALF_LOG_TAU).sum(-1)
-        return (logits.log_softmax(-1) + densities).logsumexp(-1)
+        return logits, -(0.5 * distance.square() + log_std + HALF_LOG_TAU).sum(-1)
 
     def cumulative(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "... A"]:
         """Probability that a component lies below that of the action."""
@@ -173,19 +192,30 @@ class FlowAction(ContinuousAction):
     Args:
         steps: Euler steps.
         hidden: width of the hidden layers.
+        chunk: k, actions that flow together, as one point of k times as many components. With more than one, outputs,
+            noise of acting and actions have the axis k before their last axes, and k equal rows of outputs.
     """
 
     def __init__(
-        self, space: spaces.Box, width: int | None, units: Units | None = None, *, steps: int, hidden: int
+        self,
+        space: spaces.Box,
+        width: int | None,
+        units: Units | None = None,
+        *,
+        steps: int,
+        hidden: int,
+        chunk: int = 1,
     ) -> None:
         super().__init__(space, width, units)
-        self.steps, self.outputs = steps, 2 * hidden
+        numbers = chunk * self.components
+        self.steps, self.chunk = steps, chunk
+        self.outputs = self.common = 2 * hidden
         self.draws = 2 * self.components
-        self.loss_draws = 1 + self.draws
-        self.first = nn.Linear(self.components + 1, hidden, bias=False)
+        self.loss_draws = 1 + 2 * numbers
+        self.first = nn.Linear(numbers + 1, hidden, bias=False)
         self.second = nn.Linear(hidden, hidden)
         self.third = nn.Linear(hidden, hidden)
-        self.last = nn.Linear(hidden, self.components)
+        self.last = nn.Linear(hidden, numbers)
 
     def velocity(
         self, output: Float[Tensor, "... O"], point: Float[Tensor, "... A"], time: Float[Tensor, "... 1"]
@@ -198,24 +228,33 @@ class FlowAction(ContinuousAction):
     def matching_loss(
         self, output: Float[Tensor, "... O"], action: Tensor, noise: Float[Tensor, "... L"]
     ) -> Float[Tensor, "..."]:
-        """Mean square of v(x_t, t) - (a - z) over the components, with x_t = (1 - t) z + t a.
+        """Mean square of v(x_t, t) - (a - z) over the components of an action, with x_t = (1 - t) z + t a.
 
         ``noise`` are L = ``loss_draws`` uniform numbers in [0, 1): the time t, and what makes the normal z.
         """
         time, target = noise[..., :1].to(output.dtype), self.as_numbers(action)
         start = normal_numbers(noise[..., 1:].to(output.dtype))
+        if self.chunk > 1:
+            output, target = output[..., 0, :], target.flatten(-2)
         speed = target - start
-        return (self.velocity(output, torch.addcmul(start, time, speed), time) - speed).square().mean(-1)
+        missed = self.velocity(output, torch.addcmul(start, time, speed), time) - speed
+        return self._by_action(missed).square().mean(-1)
 
     def squash(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:
         return self.end_of(output, output.new_zeros(*output.shape[:-1], self.components))
 
     def end_of(self, output: Float[Tensor, "... O"], point: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
         """Where a point at time 0 is at time 1, before it is clipped."""
+        if self.chunk > 1:
+            output, point = output[..., 0, :], point.flatten(-2)
         for step in range(self.steps):
             time = torch.full_like(point[..., :1], step / self.steps)
             point = point + self.velocity(output, point, time) / self.steps
-        return point
+        return self._by_action(point)
+
+    def _by_action(self, point: Float[Tensor, "... N"]) -> Float[Tensor, "... A"]:
+        """The components of every action of a chunk in a row of its own."""
+        return point if self.chunk == 1 else point.unflatten(-1, (self.chunk, self.components))
 
     def decode(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... U"] | None = None) -> Tensor:
         if noise is None:

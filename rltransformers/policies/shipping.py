@@ -69,7 +69,7 @@ class PolicyInFile(nn.Module):
         super().__init__()
         self.noise = [
             {"of": leaf_name("action", path), "numbers": numbers, "distribution": "normal" if normal else "uniform"}
-            for path, (numbers, normal) in zip(head.spaces, noise_of(head), strict=True)
+            for path, (numbers, normal) in zip([*head.spaces] * head.chunk, noise_of(head), strict=True)
             if numbers
         ]
         self.action_types = {leaf_name("action", path): _torch_type(space) for path, space in head.spaces.items()}
@@ -195,6 +195,8 @@ class DecisionInFile(PolicyInFile):
             "return_scale": policy.return_scale,
             "best_return": self.best_return,
             "predicts_return": policy.return_head is not None,
+            "chunk": policy.chunk,
+            "decide_every": policy.decide_every,
             "names": self.names or {},
             # A cache that begins anew never comes to the end of a table of places.
             "longest_episode": longest_episode(policy.backbone, group, whole=decider.mode == "banded"),

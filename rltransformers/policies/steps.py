@@ -18,7 +18,7 @@ from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import CompileError
 from rltransformers.export.compiled import CompiledStep
 from rltransformers.export.graphs import GraphStep
-from rltransformers.policies.decider import ActingState, Decider
+from rltransformers.policies.decider import OF_SOME, ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 
 Tensors = dict[str, Tensor]
@@ -136,18 +136,17 @@ class DecisionStep(nn.Module):
         tensors = {} if state.memory is None else {
             f"memory.{name}": value.unflatten(0, (rows, -1)) for name, value in state.memory.tensors.items()
         }  # fmt: skip
-        if state.tokens.shape[1]:
-            tensors["tokens"] = state.tokens
-        if state.predicted_return is not None and state.asked is not None:
-            tensors |= {"predicted_return": state.predicted_return, "asked": state.asked}
-        return tensors | {"action_token": state.action, "return_to_go": state.return_to_go, "step": state.step}
+        others = {"action_token" if name == "action" else name: value for name, value in state.tensors().items()}
+        if not state.tokens.shape[1]:
+            del others["tokens"]
+        return tensors | others
 
     def from_dict(self, state: Tensors) -> ActingState:
         memory = {name: value.flatten(0, 1) for name, value in part_of("memory", state).items()}
         action = state["action_token"]
         tokens = state.get("tokens", action.new_zeros(action.shape[0], 0, action.shape[1]))
-        numbers = state["return_to_go"], state["step"], state.get("predicted_return"), state.get("asked")
-        return ActingState(State(memory) if memory else None, tokens, action, *numbers)
+        others = {name: state[name] for name in ("return_to_go", "step", *OF_SOME) if name in state}
+        return ActingState(State(memory) if memory else None, tokens, action, **others)
 
 
 class LeftBehind:

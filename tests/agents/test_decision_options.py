@@ -16,6 +16,7 @@ from rltransformers.agents import DecisionTransformer
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.data import ContextBatch, Trajectories
+from rltransformers.data.sampler import ChunkTargets
 from rltransformers.policies.shipping import DecisionInFile
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.offline.evaluation_callback import EvaluationCallback
@@ -42,6 +43,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "advantage, condition, qcs": {
         "mode": "advantage", "advantage_kwargs": {"updates": 3}, "return_in": "condition", "critic": "qcs",
         "critic_kwargs": {"width": 16},
+    },
+    "chunk": {"chunk": 3},
+    "chunk, mixture": {"chunk": 3, "decide_every": 2, "action_head": "mixture", "mode": "bc"},
+    "chunk, flow, head": {
+        "chunk": 4, "action_head": "flow", "action_head_kwargs": {"steps": 4, "width": 8}, "return_head": "expectile",
     },
 }  # fmt: skip
 
@@ -113,6 +119,10 @@ def test_amount_and_content_of_padding_do_not_change_the_loss(data: Trajectories
         {path: pad(leaf, float("nan")) for path, leaf in batch.actions.items()},
         pad(batch.rewards, float("nan")), pad(batch.return_to_go, float("nan")), pad(batch.timestep, 3),
         pad(batch.valid, 0), pad(batch.terminated, 1), batch.episode, batch.episode_return,
+        None if batch.chunks is None else ChunkTargets(
+            {path: pad(leaf, float("nan")) for path, leaf in batch.chunks.actions.items()},
+            pad(batch.chunks.counts, 1), {},
+        ),
     )  # fmt: skip
     torch.testing.assert_close(model.loss(longer), model.loss(batch), atol=1e-6, rtol=1e-5)  # sums in another order
     if model._critic is not None:
@@ -469,7 +479,8 @@ def test_a_file_acts_as_predict_does(data: Trajectories, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["head", "flow, head", "advantage", pytest.param("mixture", marks=pytest.mark.third_party)]
+    "kind",
+    ["head", "flow, head", "advantage", pytest.param("mixture", marks=pytest.mark.third_party), "chunk, mixture"],
 )
 def test_options_can_be_written_to_files(data: Trajectories, tmp_path: Path, kind: str) -> None:
     from tests.agents.test_export import assert_files_equal_eager
@@ -480,12 +491,12 @@ def test_options_can_be_written_to_files(data: Trajectories, tmp_path: Path, kin
     for file in files:
         model.export(file)
     # float32; the density of a narrow normal magnifies its rounding
-    assert_files_equal_eager(dict.fromkeys(files, 1e-4 if kind == "mixture" else 1e-5), model, 60, 3)
+    assert_files_equal_eager(dict.fromkeys(files, 1e-4 if "mixture" in kind else 1e-5), model, 60, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.third_party
-@pytest.mark.parametrize("kind", ["qt", "condition", "advantage", "mixture", "flow, head"])
+@pytest.mark.parametrize("kind", ["qt", "condition", "advantage", "mixture", "flow, head", "chunk, mixture"])
 def test_compiled_acting_equals_eager_acting(
     data: Trajectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -494,7 +505,7 @@ def test_compiled_acting_equals_eager_acting(
     make(data, learning_rate=1e-2, **OPTIONS[kind]).learn(20).save(tmp_path / "model")
     eager, compiled = (
         DecisionTransformer.load(tmp_path / "model", device="cpu", acting=way).evaluate(
-            "test/Drift-v0", episodes=5, deterministic=kind not in ("mixture", "flow, head")
+            "test/Drift-v0", episodes=5, deterministic=not ("mixture" in kind or "flow" in kind)
         )[0]
         for way in ("eager", "compiled")
     )
@@ -519,6 +530,15 @@ def test_compiled_acting_equals_eager_acting(
         ({"return_head": "expectile", "critic": "qt", "critic_kwargs": {"candidates": 9}}, "leave it at 1"),
         ({"critic": "qt", "policy_kwargs": {**TINY, "readout": "spalm"}}, "leave one of the two out"),
         ({"return_in": "condition", "policy_kwargs": {"backbone": {"tokens_per_step": 3}}}, "has 2 tokens per step"),
+        ({"chunk": 0}, r"chunk must be a whole number in \[1, 1000\], got 0"),
+        ({"chunk": 2, "decide_every": 3}, r"decide_every \(3\) .* a chunk of 2; raise chunk, or lower decide_every"),
+        ({"decide_every": 2}, "a chunk of 1; raise chunk"),
+        ({"chunk": 2, "critic": "qt"}, "leave chunk at 1, or critic out"),
+        ({"chunk": 2, "policy_kwargs": {**TINY, "readout": "spalm"}}, "leave chunk at 1, or readout out"),
+        (
+            {"chunk": 2, "policy_kwargs": {"backbone": {"losses": {"al_rfou": 1.0}}}},
+            "set their future to 0, or chunk to 1",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(data: Trajectories, settings: dict[str, Any], message: str) -> None:
@@ -568,7 +588,8 @@ def test_a_model_saved_with_stochastic_loads(data: Trajectories, tmp_path: Path,
     model = make(data, action_head=head).learn(1)
     model.save(tmp_path / "new")
     saved = load_checkpoint(tmp_path / "new", "DecisionTransformer")
-    settings = {key: value for key, value in saved.settings["settings"].items() if not key.startswith("action_head")}
+    later = ("action_head", "action_head_options", "chunk", "decide_every")
+    settings = {key: value for key, value in saved.settings["settings"].items() if key not in later}
     before = {**saved.settings, "settings": settings | {"stochastic": stochastic}}
     save_checkpoint(tmp_path / "old", saved.kind, before, saved.tensors)
     loaded = DecisionTransformer.load(tmp_path / "old", device="cpu")

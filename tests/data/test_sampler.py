@@ -130,3 +130,22 @@ def test_leaves_keep_their_types_and_shapes() -> None:
 def test_a_context_without_steps_is_refused(data: Trajectories) -> None:
     with pytest.raises(ConfigError, match="context_length must be a whole number of at least 1, got 0"):
         ContextSampler(data, 0)
+
+
+def test_chunks_are_the_actions_that_follow_in_the_episode_also_behind_the_window(data: Trajectories) -> None:
+    batch = ContextSampler(data, 3, chunk=4).window(torch.arange(ContextSampler(data, 3).windows))
+    plain = ContextSampler(data, 3).window(torch.arange(len(batch.valid)))
+    assert plain.chunks is None and torch.equal(plain.actions[""], batch.actions[""])
+    assert batch.chunks is not None
+    assert torch.equal(batch.chunks.actions[""][:, :, 0], batch.actions[""])
+    behind = 0
+    for b, episode in enumerate(batch.episode.tolist()):
+        start, length = int(data.offsets[episode]), LENGTHS[episode]
+        for t in range(int(batch.valid[b].sum())):
+            for j in range(4):
+                step = int(batch.timestep[b, t]) + j
+                assert bool(batch.chunks.counts[b, t, j]) == (step < length)
+                expected = data.actions[""][start + min(step, length - 1)]
+                assert np.array_equal(batch.chunks.actions[""][b, t, j].numpy(), expected)
+                behind += step < length and step > int(batch.timestep[b, 2])
+    assert behind > 0

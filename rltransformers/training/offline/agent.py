@@ -19,12 +19,14 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, UnitInterval, strict
 from rltransformers.core.seeding import step_seed
 from rltransformers.data import ContextSampler, load_trajectories
+from rltransformers.policies.decider import ActingMode
 from rltransformers.training.interval_log import ProgressBar, check_callback, with_inner
 from rltransformers.training.offline.data import HeldOut, check_longest, shaped, training_data
 from rltransformers.training.offline.one_step import OneStep
 from rltransformers.training.offline.stored_agent import StoredDecisionTransformer
 from rltransformers.training.offline.validation import ValidationResult, validate
 from rltransformers.training.runs.run_card import write_run_card
+from rltransformers.training.stepping import NO_TARGET, DecisionSteps
 
 STORE_WINDOWS = 64
 """Windows that are read at once for a store."""
@@ -207,6 +209,14 @@ class OfflineAgent(StoredDecisionTransformer):
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(step_seed(self.seed, self.num_timesteps, "validation"))
             return validate(self.policy, sampler, self._one_step, self.settings.batch_size, self.num_timesteps)
+
+    def _steps(self, target_return: Any, acting_mode: ActingMode | None = None) -> DecisionSteps:
+        """Make the steps of a policy that is asked for one return; None for the default that ``predict`` states."""
+        if target_return is not None and not self.settings.takes_target:
+            raise ConfigError(NO_TARGET)
+        if target_return is None and self.settings.return_head is None:
+            target_return = self.summary.best_return
+        return DecisionSteps(self.decider(acting_mode), (self.observation_space, self.action_space), target_return)
 
     # Logger and callbacks
 

@@ -3,14 +3,14 @@
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rltransformers.algorithms.critic import alignment_loss, critic_loss, policy_gain, stitching_weight, window_targets
-from rltransformers.algorithms.decision import expectile_loss, step_losses
+from rltransformers.algorithms.decision import expectile_loss, mean_of_chunk, step_losses
 from rltransformers.backbone import Record
 from rltransformers.core.checkpoint import check_tensor, restore_optimizer, restore_weights
 from rltransformers.core.ranges import check
@@ -209,14 +209,16 @@ def decision_loss(
     features, predicted = policy.read(
         batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid, record
     )
-    outputs = policy.masked(policy.outputs(features, batch.episode), batch.observations)
-    actions = blank_invalid(policy.head.spaces, batch.actions, batch.valid)
-    loss = sharing.mean(step_losses(policy.head, outputs, actions, noise), batch.valid)
+    recorded = Recorded.of(policy, batch)
+    outputs = policy.masked(policy.outputs(features, batch.episode), recorded.masks)
+    loss = sharing.mean(step_losses(policy.head, outputs, recorded.actions, noise, recorded.counts), batch.valid)
     metrics: dict[str, Tensor] = {}
     if predicted is not None or critic is not None or entropy is not None:
         metrics["train/action_loss"] = loss.detach()
     if entropy is not None:
-        value = sharing.mean(policy.head.box_entropy(outputs), batch.valid)
+        values = policy.head.box_entropy(outputs)
+        values = values if recorded.counts is None else mean_of_chunk(values, recorded.counts)
+        value = sharing.mean(values, batch.valid)
         loss = loss - entropy.temperature * value
         metrics |= {"train/entropy": value.detach(), "train/temperature": entropy.temperature}
     if predicted is not None:
@@ -226,7 +228,7 @@ def decision_loss(
         term, of_critic = critic.term(policy, batch, outputs, chances, sharing)
         loss, metrics = loss + term, metrics | of_critic
     if record.streams:
-        tell_deep_losses(policy.backbone, record, deep_targets(policy, batch, actions, noise), progress)
+        tell_deep_losses(policy.backbone, record, deep_targets(policy, batch, recorded, noise), progress)
     # Means over steps, most of them: each part counts as many of the valid steps as it holds.
     share = 1.0 if sharing.is_single else batch.valid.sum() / sharing.sum(batch.valid.sum())
     losses = {name: sharing.sum(share * value) for name, value in record.losses.items()}
@@ -235,11 +237,24 @@ def decision_loss(
     return loss, metrics | {f"train/{name}_loss": value.detach() for name, value in losses.items()}
 
 
-def deep_targets(
-    policy: DecisionPolicy, batch: ContextBatch, actions: Mapping[str, Tensor], noise: Tensor | None
-) -> Targets:
+class Recorded(NamedTuple):
+    """What a policy learns to predict at every step of a batch."""
+
+    actions: dict[str, Tensor]  # by path [B, K, leaf shape], of chunks [B, K, k, leaf shape]; legal ones in padding
+    counts: Bool[Tensor, "B K k"] | None  # actions of a chunk that lie in the episode; None for one action
+    masks: Mapping[str, Tensor]  # holds the leaf ``action_mask`` of these actions, where there is one
+
+    @classmethod
+    def of(cls, policy: DecisionPolicy, batch: ContextBatch) -> "Recorded":
+        chunks, spaces = batch.chunks, policy.head.spaces
+        if chunks is None:
+            return cls(blank_invalid(spaces, batch.actions, batch.valid), None, batch.observations)
+        return cls(blank_invalid(spaces, chunks.actions, batch.valid), chunks.counts, chunks.masks)
+
+
+def deep_targets(policy: DecisionPolicy, batch: ContextBatch, recorded: Recorded, noise: Tensor | None) -> Targets:
     """Predictions of features behind inner layers: the recorded actions, as the policy does, and those after them."""
-    head, later_net, later = policy.head, policy.later_net, shifted(actions)
+    head, later_net, later = policy.head, policy.later_net, shifted(recorded.actions)
     asked = policy.scaled(torch.where(batch.valid, batch.return_to_go, 0.0))
 
     def next_one(features: Tensor) -> Tensor:
@@ -248,7 +263,11 @@ def deep_targets(
 
     return Targets(
         now=lambda features: step_losses(
-            head, policy.masked(head(policy.conditioned(features, asked)), batch.observations), actions, noise
+            head,
+            policy.masked(head(policy.conditioned(features, asked)), recorded.masks),
+            recorded.actions,
+            noise,
+            recorded.counts,
         ),
         later=None if later_net is None else next_one,
         counts=batch.valid,

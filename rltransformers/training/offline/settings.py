@@ -39,6 +39,8 @@ Spreads = Annotated[float, Gt(0), Le(100)]
 """A difference between returns, in units of the best minus the worst return of the data."""
 Share = Annotated[float, Ge(0), Lt(1)]
 """A part of the episodes that leaves some."""
+Chunk = Annotated[int, Ge(1), Le(1_000)]
+"""Actions that are predicted at once."""
 
 Options = TypeVar("Options", "AdvantageOptions", "CriticOptions")
 
@@ -153,6 +155,8 @@ class Settings:
     action_head_options: ActionHeadOptions = field(default_factory=ActionHeadOptions)
     validation: Share = 0.0
     advantage_options: AdvantageOptions | None = None
+    chunk: Chunk = 1
+    decide_every: Chunk | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -189,6 +193,16 @@ class Settings:
             raise ConfigError(
                 f"critic {self.critic!r} values one action of a Box for every state, and action_head"
                 f" {self.action_head!r} has several; take action_head 'gaussian', or leave critic out"
+            )
+        if (self.decide_every or 1) > self.chunk:
+            raise ConfigError(
+                f"decide_every ({self.decide_every}) steps take an action each of a chunk of {self.chunk}; raise chunk,"
+                " or lower decide_every"
+            )
+        if self.critic is not None and self.chunk > 1:
+            raise ConfigError(
+                f"critic {self.critic!r} values the action of one step, and chunk {self.chunk} decides several before"
+                " their states are known; leave chunk at 1, or critic out"
             )
         options = self.critic_options
         if (self.critic is None) != (options is None):
@@ -233,7 +247,7 @@ def backbone_config(
 
 
 def readout_choice(policy_kwargs: PolicySettings, settings: Settings) -> Choice | None:
-    """The readout of recorded actions for the head, or None; ConfigError beside a critic or another ``action_head``."""
+    """The readout of recorded actions for the head, or None; ConfigError beside a critic, chunks or another head."""
     readout = read_readout(policy_kwargs.get("readout"), "policy_kwargs.readout")
     if readout is not None and settings.critic is not None:
         raise ConfigError(
@@ -244,6 +258,11 @@ def readout_choice(policy_kwargs: PolicySettings, settings: Settings) -> Choice 
         raise ConfigError(
             f"readout {readout.name!r} adds recorded actions to one action of a Box, and action_head"
             f" {settings.action_head!r} has a distribution there; leave one of the two out"
+        )
+    if readout is not None and settings.chunk > 1:
+        raise ConfigError(
+            f"readout {readout.name!r} adds recorded actions of single steps, and chunk {settings.chunk} predicts"
+            " several; leave chunk at 1, or readout out"
         )
     return readout
 

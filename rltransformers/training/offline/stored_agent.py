@@ -79,7 +79,7 @@ from rltransformers.training.parameters import print_system, replaced_settings, 
 
 REPLACEABLE = (
     *("learning_rate", "weight_decay", "warmup_steps", "decay_steps", "batch_size", "max_grad_norm", "top_fraction"),
-    *("whole_episodes", "expectile", "acting", "acting_mode", "seed"),
+    *("whole_episodes", "expectile", "acting", "acting_mode", "decide_every", "seed"),
 )
 """Settings that ``load`` may replace: with others of the rest the weights would mean something else."""
 
@@ -137,7 +137,9 @@ class StoredDecisionTransformer:
                 return_in=settings.return_in,
                 highest_to_go=highest,
                 critic_width=None if settings.critic_options is None else settings.critic_options.width,
-                box=box_leaf(settings.action_head, settings.action_head_options, spaces[1]),
+                box=box_leaf(settings.action_head, settings.action_head_options, spaces[1], settings.chunk),
+                chunk=settings.chunk,
+                decide_every=settings.decide_every,
                 advantage_bins=None if advantage is None else advantage.bins,
                 **parts,
             ).to(device)
@@ -209,6 +211,7 @@ class StoredDecisionTransformer:
             discount=settings.discount,
             whole_episodes=settings.whole_episodes,
             bins=bins,
+            chunk=settings.chunk,
         )
 
     def _raise_limits(self, data: Trajectories) -> None:
@@ -421,7 +424,7 @@ class StoredDecisionTransformer:
             print_system_info: print this machine and its versions, and the version that wrote the file.
             **overrides: settings that replace the stored ones: ``learning_rate``, ``weight_decay``, ``warmup_steps``,
                 ``decay_steps``, ``batch_size``, ``max_grad_norm``, ``top_fraction``, ``whole_episodes``, ``expectile``,
-                ``acting_mode``, ``seed``. With others of the rest the weights would mean something else.
+                ``acting_mode``, ``decide_every``, ``seed``. With others the weights would mean something else.
 
         Raises:
             CheckpointError: for a file that is missing, corrupt, or of another agent.
@@ -452,7 +455,8 @@ class StoredDecisionTransformer:
         """Build the agent that a checkpoint describes, with new weights and with the ``replaced`` settings."""
         stored, weights = saved.settings, check(saved.tensors["policy"], Mapping[str, Any], "policy")
         spaces = (space_from_json(stored["observation_space"]), space_from_json(stored["action_space"]))
-        values = dict(check(stored["settings"], Mapping[str, Any], "settings"))
+        values: dict[str, Any] = {"chunk": 1, "decide_every": None}  # files from before chunks lack them
+        values |= check(stored["settings"], Mapping[str, Any], "settings")
         if "stochastic" in values:  # files from before action_head
             normal = check(values.pop("stochastic"), bool, "stochastic")
             values |= {"action_head": "gaussian" if normal else "deterministic", "action_head_options": {}}

@@ -1,6 +1,6 @@
 """How well a Decision Transformer predicts recorded actions: an evaluation without an environment.
 
-R steps that count, C components of an action, A numbers of it.
+R steps that count, C components of an action, A numbers of it, k actions of a chunk.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from rltransformers.algorithms.decision import step_losses
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.described import count
 from rltransformers.data import ContextSampler
-from rltransformers.policies.action_heads import blank_invalid
 from rltransformers.policies.action_leaves import ActionLeaf, BinaryAction, BoxAction, CategoricalAction, NormalAction
 from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.several_modes import MixtureAction
+from rltransformers.training.offline.loss import Recorded
 from rltransformers.training.offline.one_step import OneStep, decode
 
 INTERVALS = 50, 90
@@ -37,9 +37,10 @@ class ActionError:
             of the component in it, as "arm.2"; a space that is one leaf is "action".
         measure: "rmse", the root mean square of the difference, in the unit of the action; or "accuracy", the share of
             steps with the recorded class or bit.
-        policy: of the most probable action, of a Box the mean.
+        policy: of the most probable action, of a Box the mean; of a chunk the first one.
         mean_action: of the mean of the recorded actions of training, or their most frequent class.
         one_step: of behavior cloning with one step, see ``OneStep``.
+        chunk: as ``policy``, over all actions of the chunks that lie in the episode; None without chunks.
     """
 
     component: str
@@ -47,6 +48,7 @@ class ActionError:
     policy: float
     mean_action: float
     one_step: float
+    chunk: float | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class ValidationResult:
                 name: error.policy,
                 f"{name}_mean_action": error.mean_action,
                 f"{name}_one_step": error.one_step,
-            }
+            } | ({} if error.chunk is None else {f"{name}_chunk": error.chunk})
         return values | self.calibration
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,21 +122,24 @@ class _Sums:
         self.leaf = leaf
         self.measured: Literal["rmse", "accuracy"] = "rmse" if isinstance(leaf, BoxAction) else "accuracy"
         self.errors: Any = 0.0  # squared differences, or hits, of the three predictions [3, C]
+        self.of_chunks: Any = 0.0  # those of the policy in all actions of chunks [C]
+        self.actions = 0  # how many these are
         self.inside: Any = 0.0  # actions within the intervals [2]
         self.bins: Any = 0.0  # steps, probabilities and hits by probability [3, BINS]
 
     def add(
         self,
         output: Float[Tensor, "R A"],
+        predicted: Shaped[Tensor, "R ..."],
         taken: Shaped[Tensor, "R ..."],
         others: list[Float[Tensor, "R N"]],
         allowed: Bool[Tensor, "R M"] | None,
     ) -> None:
-        """Count R steps with these recorded actions."""
+        """Count R steps with these predicted and recorded actions."""
         leaf, actual = self.leaf, _flat(taken)
-        predictions = [leaf.decode(output), *(decode(leaf, numbers, allowed) for numbers in others)]
+        predictions = [predicted, *(decode(leaf, numbers, allowed) for numbers in others)]
         differences = torch.stack([_flat(each) for each in predictions]) - actual
-        self.errors += (differences.square() if self.measured == "rmse" else (differences == 0).double()).sum(1)
+        self.errors += self._missed(differences).sum(1)
         if isinstance(leaf, NormalAction | MixtureAction):
             off = (2.0 * leaf.cumulative(output, taken) - 1.0).abs()
             self.inside += torch.stack([(off <= percent / 100).double().mean(1).sum() for percent in INTERVALS])
@@ -148,8 +153,23 @@ class _Sums:
             parts = torch.stack([torch.ones_like(likely), likely, (differences[0] == 0).double().flatten()])
             self.bins += parts.new_zeros(3, BINS).index_add(1, place, parts)
 
+    def add_chunks(
+        self,
+        predicted: Shaped[Tensor, "R k ..."],
+        taken: Shaped[Tensor, "R k ..."],
+        counts: Bool[Tensor, "R k"],
+    ) -> None:
+        """Count all actions of R chunks that lie in the episode."""
+        self.of_chunks += self._missed(_flat(predicted[counts]) - _flat(taken[counts])).sum(0)
+        self.actions += int(counts.sum())
+
+    def _missed(self, differences: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        return differences.square() if self.measured == "rmse" else (differences == 0).double()
+
     def action_errors(self, path: str, steps: int, columns: list[str] | None) -> list[ActionError]:
         means = self.errors / steps
+        if self.actions:
+            means = torch.cat([means, self.of_chunks[None] / self.actions])
         values = (means.sqrt() if self.measured == "rmse" else means).T.tolist()
         if columns is not None:
             names = [_name(column) for column in columns]
@@ -200,18 +220,23 @@ def validate(
     policy.eval()
     for part in torch.arange(len(windows), device=sampler.device).split(batch_size):
         batch, rows = sampler.window(windows[part]).to(device), wanted[part].to(device)
-        outputs = policy(batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid)
+        inputs = batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid
+        recorded = Recorded.of(policy, batch)
+        outputs = policy.masked(policy.outputs(policy.read(*inputs)[0], None), recorded.masks)
         noise = torch.rand(*batch.valid.shape, head.loss_draws, generator=generator).to(device)
-        losses = step_losses(head, outputs, blank_invalid(head.spaces, batch.actions, batch.valid), noise)
+        losses = step_losses(head, outputs, recorded.actions, noise, recorded.counts)
         total += float(losses[rows].double().sum())
         observations = {path: leaf[rows] for path, leaf in batch.observations.items()}
         linear = one_step.predict(observations).to(outputs)
         others = [head.split(each, "numbers") for each in (one_step.mean_action.to(linear).expand_as(linear), linear)]
         allowed = head.split(observations[ACTION_MASK] != 0, "choices") if policy.masks else {}
-        chosen = head.split(outputs[rows])
+        parts, predicted = head.split(outputs[rows]), head.decode(outputs[rows])
         for path, leaf_sums in sums.items():
-            taken = batch.actions[path][rows]
-            leaf_sums.add(chosen[path], taken, [each[path] for each in others], allowed.get(path))
+            output, action, taken = parts[path], predicted[path], recorded.actions[path][rows]
+            if recorded.counts is not None:
+                leaf_sums.add_chunks(action, taken, recorded.counts[rows])
+                output, action, taken = output[:, 0], action[:, 0], taken[:, 0]
+            leaf_sums.add(output, action, taken, [each[path] for each in others], allowed.get(path))
     policy.train(trains)
     return ValidationResult(
         step,
