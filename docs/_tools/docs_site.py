@@ -20,6 +20,9 @@ DOCS = ROOT / "docs"
 FOLDER = Path("repository")
 LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+SEVERAL = re.compile(
+    r"<b><code>((?:<[^>]*>)?\w+,(?:<[^>]*>)?)</code></b>\s*\(<code>((?:(?!</code>).)*)</code>\)", re.DOTALL
+)
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 DOWNLOADS = (".ipynb",)
 """Files that readers want to have, not to see."""
@@ -52,6 +55,17 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
     """Links of a document, changed to where their files are in the site."""
     source = page.file.abs_src_path
     return moved(markdown, Path(source)) if source else markdown
+
+
+def on_page_content(html: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
+    """The reference, with one line for several names as docstrings have it."""
+    return SEVERAL.sub(joined, html)
+
+
+def joined(entry: re.Match[str]) -> str:
+    """`**a,** (b, c)`, which is read of `a, b, c: ...` in a docstring, as `**a, b, c**`."""
+    names = re.sub(r"<[^>]+>|[()]", "", f"{entry.group(1)} {entry.group(2)}")
+    return f"<b><code>{names}</code></b>"
 
 
 def with_folders(entries: list[Any]) -> list[Any]:

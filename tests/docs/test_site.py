@@ -79,6 +79,13 @@ def test_files_of_the_repository_become_pages() -> None:
     assert config in docs_site.outside(config.parent)
 
 
+def test_several_names_of_one_line_stand_side_by_side() -> None:
+    names = '<b><code><span title="x">a,</span></code></b>\n  (<code>(<span>b</span>, <span>c</span>)</code>)\n –'
+    assert docs_site.SEVERAL.sub(docs_site.joined, names) == "<b><code>a, b, c</code></b>\n –"
+    one = "<b><code>a</code></b> (<code>int</code>) –"
+    assert docs_site.SEVERAL.sub(docs_site.joined, one) == one
+
+
 def test_a_folder_in_the_navigation_stands_for_its_pages() -> None:
     nav = docs_site.with_folders(["index.md", {"More": [{"Lab": "lab/"}, {"Data": "data.md"}]}])
     (lab, data) = nav[1]["More"]
