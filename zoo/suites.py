@@ -5,7 +5,6 @@ A cell is one run: task x variant x seed.
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import resources
@@ -18,6 +17,7 @@ import yaml
 
 from rltransformers.cli.configs import find_config
 from rltransformers.cli.keywords import MEMORY_AGENTS
+from rltransformers.cli.variants import folders_of, slug
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.yaml_text import parse_yaml
 from rltransformers.policies.steps import Acting
@@ -336,11 +336,6 @@ def config_hash(config: ExperimentConfig, kind: str = "run", transfers: Mapping[
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def slug(name: str) -> str:
-    """A name as a folder."""
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") or "variant"
-
-
 def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, bool]]:
     """Config, hash and kind of every variant."""
     resolved = {}
@@ -363,10 +358,7 @@ def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, b
     _check_budgets(resolved, place)
     for aim in task.aims:
         _check_targets(aim, resolved[aim.variant or task.method][0].evaluation.target_returns, place)
-    folders = [slug(name) for name in resolved]
-    for folder in folders:
-        if folders.count(folder) > 1:
-            raise ConfigError(f"{place}: two variants would share the run folder {folder!r}; rename one")
+    folders_of(list(resolved), place)
     return resolved
 
 

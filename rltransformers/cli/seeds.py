@@ -2,8 +2,9 @@
 
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rltransformers.cli.engines import Engine, Job, Lines, Order, carry_out
@@ -14,42 +15,70 @@ from rltransformers.training.runs.experiment import ExperimentConfig
 Run = dict[str, Any]  # seed, run folder ("run") and final evaluation ("results", one per target return) as JSON values
 
 
+Key = tuple[str, int]
+"""Name of a variant (empty where there is one config) and seed."""
+
+
 def train_seeds(config: ExperimentConfig, name: str, seeds: Sequence[int], engine: Engine, jobs: int) -> list[Run]:
     """Train with every seed, ``jobs`` at a time, each in the run folder ``name``-seed<seed>.
 
-    What a run says is printed to standard error, and stands in a log beside its folder. When a run fails, those that
-    train come to their end, no other begins, and ConfigError is raised.
+    When a run fails, those that train come to their end, no other begins, and ConfigError is raised.
     """
-    reports: dict[int, Report] = {}
-    logs: dict[int, Lines] = {}
-    done: dict[int, Run] = {}
-    failed: dict[int, int] = {}
-
-    def orders() -> Iterator[tuple[int, Order]]:
-        for seed in seeds:
-            if not failed:
-                order = order_of(replace(config, seed=seed), f"{name}-seed{seed}")
-                reports[seed], logs[seed] = Report(order), Lines(order.log)
-                yield seed, order
-
-    def relay(seed: int, job: Job) -> None:
-        for line in logs[seed].new():
-            print(f"seed {seed}: {line}" if jobs > 1 else line, file=sys.stderr, flush=True)
-
-    def end(seed: int, status: int) -> None:
-        outcome = reports[seed].close()
-        if "results" in outcome:
-            done[seed] = {"seed": seed} | outcome
-        else:
-            failed[seed] = status
-
-    carry_out(engine, orders(), jobs, end, relay)
-    runs = [done[seed] for seed in seeds if seed in done]
+    orders: dict[Key, Callable[[], Order]] = {
+        ("", seed): partial(order_of, replace(config, seed=seed), f"{name}-seed{seed}") for seed in seeds
+    }
+    done, failed = train_runs(orders, engine, jobs)
+    runs = [done["", seed] for seed in seeds if ("", seed) in done]
     if failed:
-        failures = ", ".join(f"seed {seed} (exit code {status})" for seed, status in failed.items())
         ended = ", ".join(run["run"] for run in runs)
-        raise ConfigError(f"{failures} failed, see above; runs that ended well: {ended or 'none'}")
+        raise ConfigError(f"{failures(failed)} failed, see above; runs that ended well: {ended or 'none'}")
     return runs
+
+
+def train_runs(
+    orders: Mapping[Key, Callable[[], Order]], engine: Engine, jobs: int
+) -> tuple[dict[Key, Run], dict[Key, int]]:
+    """Train what is ordered, ``jobs`` at a time; the runs that ended well, and the exit codes of the others.
+
+    What a run says is printed to standard error, and stands in a log beside its folder. When a run fails, no other of
+    its variant begins.
+    """
+    reports: dict[Key, Report] = {}
+    logs: dict[Key, Lines] = {}
+    done: dict[Key, Run] = {}
+    failed: dict[Key, int] = {}
+
+    def begin() -> Iterator[tuple[Key, Order]]:
+        for key, make in orders.items():
+            if all(key[0] != variant for variant, _ in failed):
+                order = make()
+                reports[key], logs[key] = Report(order), Lines(order.log)
+                yield key, order
+
+    def relay(key: Key, job: Job) -> None:
+        for line in logs[key].new():
+            print(f"{label(key)}: {line}" if jobs > 1 else line, file=sys.stderr, flush=True)
+
+    def end(key: Key, status: int) -> None:
+        outcome = reports[key].close()
+        if "results" in outcome:
+            done[key] = {"seed": key[1]} | outcome
+        else:
+            failed[key] = status
+
+    carry_out(engine, begin(), jobs, end, relay)
+    return done, failed
+
+
+def label(key: Key) -> str:
+    """A run in words."""
+    variant, seed = key
+    return f"{variant}, seed {seed}" if variant else f"seed {seed}"
+
+
+def failures(failed: Mapping[Key, int]) -> str:
+    """Runs that failed with their exit codes, in words."""
+    return ", ".join(f"{label(key)} (exit code {status})" for key, status in failed.items())
 
 
 def seeds_summary(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -23,16 +23,19 @@ from rltransformers.training.runs.experiment import ExperimentConfig, build_expe
 PROCESS = ("-m", "rltransformers.cli.worker")
 
 
-def order_of(config: ExperimentConfig, name: str) -> Order:
+def order_of(config: ExperimentConfig, name: str, goes_on: bool = False) -> Order:
     """The process that trains ``config`` in a new run folder; log and report stand beside it.
 
-    It is called ``name``, or ``name-2``, ``-3``, ... where a folder or a log of an earlier run has that name.
+    It is called ``name``, or ``name-2``, ``-3``, ... where a folder or a log of an earlier run has that name. One that
+    ``goes_on`` is called ``name``, and goes on with the run in that folder where there is one.
     """
     check_name(name)
     output = Path(config.output).absolute()
-    name = next(each for each in numbered(name) if not ((output / each).exists() or (output / f"{each}.log").exists()))
+    if not goes_on:
+        free = (each for each in numbered(name) if not ((output / each).exists() or (output / f"{each}.log").exists()))
+        name = next(free)
     report = output / f"{name}.report"
-    text = json.dumps({"config": config.to_dict(), "name": name, "report": str(report)})
+    text = json.dumps({"config": config.to_dict(), "name": name, "report": str(report), "goes_on": goes_on})
     return Order(PROCESS, f"{text}\n", output / f"{name}.log", (report,))
 
 
@@ -40,7 +43,7 @@ class Report:
     """Messages of a run so far; its ``outcome`` is empty before the end."""
 
     def __init__(self, order: Order) -> None:
-        (self.path,) = order.results
+        self.path = order.results[0]
         self.path.unlink(missing_ok=True)  # of an earlier run
         self._lines = Lines(self.path)
         self.outcome: dict[str, Any] = {}
@@ -78,9 +81,13 @@ def main() -> int:
 
         try:
             config = build_experiment(order["config"])
-            folder, results = runs.train(
-                order["name"], config, evaluated=lambda step, value: tell(step=step, score=value)
-            )
+            begun = Path(config.output) / order["name"]
+            if order["goes_on"] and (begun / "config.yaml").is_file():
+                folder, results = runs.resume(str(begun), (), trust=True)  # whoever ordered it has asked
+            else:
+                folder, results = runs.train(
+                    order["name"], config, evaluated=lambda step, value: tell(step=step, score=value)
+                )
         except OUR_ERRORS as error:
             tell(refused=one_line(error))
             print(f"rltransformers: {error}", file=sys.stderr)

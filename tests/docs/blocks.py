@@ -12,8 +12,8 @@ Comments directly above a block, which readers do not see, tell what the test do
 
 Python blocks are executed, and diffs of Python as the program that they lead to. Commands of `rltransformers` run in
 this process, examples in one of their own; of suites and scripts that take hours, and of `python -m` with a package of
-ours, only the arguments are checked, of `make` the target, of `pip` extras and pins. YAML has to be a suite, a config,
-or a part of one.
+ours, only the arguments are checked, of `make` the target, of `pip` extras and pins. YAML has to be a suite, variants,
+a config, or a part of one.
 """
 
 import importlib
@@ -33,6 +33,7 @@ import yaml
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.cli.main import build_parser, main
+from rltransformers.cli.variants import read_file
 from rltransformers.core.modules import import_module
 from rltransformers.training.runs.experiment import ExperimentConfig, read_experiment
 from rltransformers.zoo.suites import read_suite
@@ -282,7 +283,7 @@ def check_install(arguments: Sequence[str]) -> None:
 
 
 def check_yaml(values: dict[str, Any]) -> None:
-    """A suite, a whole config, a part of one over a packaged config, or a backbone.
+    """A suite, a whole config, a part of one over a packaged config, variants, or a backbone.
 
     Raises:
         ConfigError: for keys and values that are neither.
@@ -295,5 +296,8 @@ def check_yaml(values: dict[str, Any]) -> None:
         path = Path("block.yaml")
         path.write_text(yaml.safe_dump(values if "agent" in values else yaml.safe_load(base.read_text()) | values))
         read_experiment(path)
+    elif set(values).isdisjoint({"preset", *BackboneConfig.__dataclass_fields__}):
+        Path("block.yaml").write_text(yaml.safe_dump(values))
+        read_file("block.yaml")
     else:
         BackboneConfig.from_dict(values)

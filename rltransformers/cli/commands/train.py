@@ -35,6 +35,12 @@ Several seeds, each in a run folder of its own, with mean and spread at the end:
   rltransformers train gtrxl_cue_recall --seeds 5 --jobs 2
   rltransformers train gtrxl_cue_recall --seeds 5 --engine ray --address auto
 
+All combinations of settings, each with N seeds, in the folder runs/<config>-sweep, with the table of `rltransformers
+compare` at the end. The same command goes on with runs that were stopped and skips those that are finished:
+
+  rltransformers train gtrxl_cue_recall --sweep backbone.mixer=softmax,linear --sweep backbone.memory=8,32 --seeds 3
+  rltransformers train gtrxl_cue_recall --variants variants.yaml --seeds 3
+
 Settings (`rltransformers settings` explains each, `rltransformers settings algorithm` those that begin so):
   agent, seed, output     which agent, the seed of everything, the folder for run folders
   imports                 modules that register mechanisms of your own
@@ -71,11 +77,19 @@ Several processes train one agent under torchrun, each with its part of environm
     )
     add_config(parser)
     parser.add_argument("--resume", metavar="RUN", help="run folder to go on with, in place of CONFIG")
-    parser.add_argument("--name", help="name of the run folder in place of <config>-seed<seed>")
+    parser.add_argument(
+        "--name", help="name of the run folder in place of <config>-seed<seed>, of a sweep in place of <config>-sweep"
+    )
     parser.add_argument(
         "--seeds", type=flag(Count), metavar="N", help="train with N seeds, from the config's on, and compare the runs"
     )
-    add_engine(parser, "with --seeds: ", "runs")
+    parser.add_argument(
+        "--sweep", action="append", default=[], metavar="KEY=V1,V2", help="train with each of these values; repeatable"
+    )
+    parser.add_argument(
+        "--variants", metavar="FILE.yaml", help="train each variant of a file: name -> settings, as in a suite"
+    )
+    add_engine(parser, "with several runs: ", "runs")
     parser.add_argument("--verbose", action="store_true", help="print every logged metric in place of a progress bar")
     parser.add_argument("--json", action="store_true", help="print the final evaluation as JSON")
     add_trust(parser)
@@ -90,6 +104,9 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.training.runs.experiment import read_experiment
 
     _check(arguments, packaged_configs())
+    if _sweeps(arguments):
+        _train_variants(arguments)
+        return
     if arguments.resume is None:
         name, config, typed = read_config(arguments)
         check_values(config)
@@ -152,22 +169,58 @@ def _check(arguments: argparse.Namespace, names: list[str]) -> None:
             )
         check_name(arguments.name)
     for flag_name, default in (("jobs", None), ("engine", "local"), ("address", None)):
-        if getattr(arguments, flag_name) != default and arguments.seeds is None:
+        if getattr(arguments, flag_name) != default and arguments.seeds is None and not _sweeps(arguments):
             raise ConfigError(f"--{flag_name} says how several seeds are trained: give --seeds N, too")
+    several = "--seeds" if arguments.seeds is not None else "--sweep" if arguments.sweep else "--variants"
     for flag_name in ("resume", "verbose"):
-        if arguments.seeds is not None and getattr(arguments, flag_name):
-            raise ConfigError(f"--{flag_name} is for one run, --seeds for several new ones: leave one of the two out")
+        if (arguments.seeds is not None or _sweeps(arguments)) and getattr(arguments, flag_name):
+            raise ConfigError(f"--{flag_name} is for one run, {several} for several new ones: leave one of the two out")
+
+
+def _sweeps(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.sweep) or arguments.variants is not None
+
+
+def _train_variants(arguments: argparse.Namespace) -> None:
+    from rltransformers.cli.configs import read_config
+    from rltransformers.cli.variants import read_variants
+
+    stem, base, _ = read_config(arguments)
+    check_name(name := arguments.name or f"{stem}-{Path(arguments.variants).stem if arguments.variants else 'sweep'}")
+    variants = read_variants(arguments)
+    seeds = _seeds(base, arguments.seeds or 1)
+    for variant in variants:
+        if (variant.seeds or 0) > len(seeds):
+            raise ConfigError(f"variant {variant.name} has {variant.seeds} seeds: give --seeds {variant.seeds} or more")
+    from rltransformers.cli.engines import engine_of
+    from rltransformers.cli.sweep import train_variants
+
+    with closing(engine_of(arguments.engine, arguments.address)) as engine:
+        jobs = jobs_of(arguments, engine)
+        comparison, failed = train_variants(name, variants, seeds, engine, jobs, arguments.trust)
+    if arguments.json:
+        print_json({"groups": comparison.summary(), "notes": list(comparison.notes)})
+    else:
+        print(comparison)
+        print(f"\ncompare again  rltransformers compare {shlex.quote(str(Path(base.output) / name))}")
+    if failed:
+        raise ConfigError(f"{failed} failed, see above; the same command tries again")
 
 
 def _train_seeds(arguments: argparse.Namespace, name: str, config: ExperimentConfig) -> None:
     from rltransformers.cli.engines import engine_of
     from rltransformers.cli.seeds import print_seeds, seeds_summary, train_seeds
 
-    seeds = range(config.seed, config.seed + arguments.seeds)
-    check(seeds[-1], Seed, f"the last of {len(seeds)} seeds from {config.seed} on")  # before the first one is trained
+    seeds = _seeds(config, arguments.seeds)
     with closing(engine_of(arguments.engine, arguments.address)) as engine:
         runs = train_seeds(config, arguments.name or name, seeds, engine, jobs_of(arguments, engine))
     if arguments.json:
         print_json({"runs": runs, "seeds": seeds_summary(runs)})
     else:
         print_seeds(runs)
+
+
+def _seeds(config: ExperimentConfig, count: int) -> range:
+    seeds = range(config.seed, config.seed + count)
+    check(seeds[-1], Seed, f"the last of {len(seeds)} seeds from {config.seed} on")  # before the first one is trained
+    return seeds

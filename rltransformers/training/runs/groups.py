@@ -83,7 +83,7 @@ def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
             for other, *whose in zip(configs, agents, environments, strict=True)
             if whose == [agent, environment]
         ]
-        parts += [f"{key}={_text(_value(config, key))}" for key in differing(peers)]
+        parts += [f"{key}={value_text(_value(config, key))}" for key in differing(peers)]
         names.append(", ".join(parts) or agent)
     return names
 
@@ -129,7 +129,7 @@ def _value(config: Any, key: str) -> Any:
     return config
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value as one line of YAML."""
     if value is _ABSENT:
         return "default"
