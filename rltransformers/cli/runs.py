@@ -155,7 +155,7 @@ def _resumable(key: str) -> bool:
 
 def _edited(folder: RunFolder, config: ExperimentConfig) -> list[str]:
     """The dotted keys of ``config`` that are not as before; ConfigError for one that cannot change."""
-    edited = differing([read_experiment(folder.begun).to_dict(), config.to_dict()])
+    edited = sorted(differing([read_experiment(folder.begun).to_dict(), config.to_dict()]))
     if wrong := [key for key in edited if not _resumable(key)]:
         raise ConfigError(
             f"{folder.config} is not what the run began with: {', '.join(wrong)} cannot change when a run is resumed "

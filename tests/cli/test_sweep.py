@@ -26,7 +26,14 @@ MEMORIES = ("train", "online.yaml", "--sweep", "backbone.memory=5,0", "--seeds",
 
 
 def variants_of(*sweeps: str, **words: Any) -> list[Variant]:
-    given = {"config": "online.yaml", "env": None, "overrides": [], "imports": [], "trust": False, "variants": None}
+    given: dict[str, Any] = {
+        "config": "online.yaml",
+        "env": None,
+        "overrides": [],
+        "imports": [],
+        "trust": False,
+        "variants": None,
+    }
     return read_variants(argparse.Namespace(command="train", sweep=list(sweeps), **(given | words)))
 
 
