@@ -118,12 +118,12 @@ class DecisionTransformer(OnlineLearner):
             "condition" with a return head, which must not read returns, else "sequence".
         critic: adds the value of the policy's actions to its loss. "qt" (arXiv 2405.17098): with the same weight
             everywhere; "qcs" (arXiv 2402.02017): with a weight that grows with the distance of the episode's return
-            from the best one; docs/offline.md says what differs from the published code.
+            from the best one; docs/offline/beyond_cloning.md says what differs from the published code.
         critic_kwargs: options of the critic, see ``CriticOptions``: {"weight": 1.0, "discount": 0.99, ...}.
         action_head: of a Box: "deterministic", one action per state; "gaussian", a normal distribution, and "mixture",
             several, both kept from narrowing down by a bound on the entropy (Online Decision Transformer, arXiv
             2202.05607); "flow", a learned flow from noise to actions (arXiv 2210.02747), without density. Deterministic
-            acting takes the mean, the mean of the heaviest, the end of zero noise; see docs/offline.md.
+            acting takes the mean, the mean of the heaviest, the end of zero noise; see docs/offline/actions.md.
         action_head_kwargs: options of the head, see ``ActionHeadOptions``: {"components": 5} or {"steps": 10}.
         chunk: actions that every state decides, its own and those of the steps after it (ACT, arXiv 2304.13705).
         decide_every: steps from one decision to the next, which take as many actions of a chunk; None takes them all

@@ -15,7 +15,7 @@ def add(commands: Parsers) -> None:
         """
 RUN is a run folder made by `rltransformers train` (its last.zip is taken), or a checkpoint. The file takes observations
 as the environment gives them and gives actions as it takes them; statistics of normalized observations are inside. How
-to act with one: docs/online/acting.md, docs/offline.md, examples/act_with_onnx.py.
+to act with one: docs/online/acting.md, docs/offline/acting.md, examples/act_with_onnx.py.
 
   rltransformers export runs/gtrxl_cue_recall-seed0 --format onnx
   rltransformers export runs/gtrxl_cue_recall-seed0/best.zip --format pt2 --batch 1 --output policy.pt2
