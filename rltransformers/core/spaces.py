@@ -275,7 +275,7 @@ def space_outline(space: Space) -> dict[str, str]:
     A picture in bytes and one in floats, of the same shape, mean other numbers: 255 is white in one, 1 in the other.
     """
     outline = {}
-    for path, leaf in leaf_spaces(space).items():
+    for path, leaf in observation_leaves(space).items():
         match leaf:
             case spaces.Discrete():
                 outline[path] = f"Discrete({leaf.n}, start={leaf.start})"

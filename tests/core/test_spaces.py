@@ -12,6 +12,7 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import (
     box_bounds,
     check_supported,
+    differing_spaces,
     leaf_spaces,
     leaf_values,
     map_leaves,
@@ -230,3 +231,13 @@ def test_a_space_is_read_as_python_writes_it(text: str, space: gym.Space[Any]) -
 def test_a_text_that_makes_no_space_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="makes no space"):
         space_from_text(text)
+
+
+def test_a_flat_dict_has_the_outline_of_the_nested_space_it_stands_for() -> None:
+    """Vector environments of Stable-Baselines3 have one of paths; an evaluation compares it with itself and others."""
+    vector, index = spaces.Box(-1, 1, (2,)), spaces.Discrete(3)
+    nested = spaces.Dict({"a": vector, "t": spaces.Tuple((index, vector))})
+    flat = spaces.Dict({"a": vector, "t/0": index, "t/1": vector})
+    assert space_outline(flat) == space_outline(nested)
+    assert not differing_spaces((flat, index), (flat, index))
+    assert [role for role, *_ in differing_spaces((flat, index), (vector, index))] == ["observation"]
