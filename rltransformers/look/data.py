@@ -12,7 +12,7 @@ from rltransformers import __version__
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.load import Agent
 from rltransformers.core.spaces import leaf_spaces
-from rltransformers.look.pack import Layers, packed_attention
+from rltransformers.look.pack import Layers, attention_sums, packed_attention
 from rltransformers.look.watch import Episode, action_leaves, backbone_of
 
 MOST_NUMBERS = 64  # of an observation, that are drawn
@@ -85,6 +85,7 @@ def episode_data(agent: Agent, episode: Episode, layers: Layers) -> dict[str, An
         "tracks": [track for track in tracks_of(agent, episode) if track["lines"]],
         "seen": seen_numbers(episode),
         "attention": packed_attention(episode, layers),
+        "sums": attention_sums(episode, layers),
     }
 
 
@@ -138,8 +139,9 @@ def tracks_of(agent: Agent, episode: Episode) -> Iterator[dict[str, Any]]:
 
 
 def mean_back(mass: NDArray[np.float32]) -> float:
-    """Steps back, weighted by attention [H, S, G]; mean over heads."""
-    return float((mass.sum(2) @ np.arange(mass.shape[1])).mean())
+    """Steps back, weighted by attention [H, S, G], of which a head may give less than 1; mean over heads."""
+    by_step = mass.sum(2)
+    return float((by_step @ np.arange(mass.shape[1]) / by_step.sum(1).clip(1e-12)).mean())
 
 
 def mean_entropy(mass: NDArray[np.float32]) -> float:

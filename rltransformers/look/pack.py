@@ -11,7 +11,7 @@ from PIL import Image
 
 from rltransformers.agents.load import Agent
 from rltransformers.core.pictures import is_image
-from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.spaces import observation_leaves
 from rltransformers.look.watch import Episode
 
 LADDER = ((256, 80), (224, 65), (192, 50), (160, 40), (128, 30), (96, 25), (64, 20))
@@ -24,8 +24,8 @@ Layers = dict[str, tuple[int, int]]
 def packed_attention(episode: Episode, layers: Layers) -> str:
     """Attention of all layers, heads, steps t and min(t + 1, S) steps back, newest first, and tokens of a step.
 
-    A byte is the square root of a weight times 255: a weight of 1 / 500 is known to a twentieth of itself. Bytes are
-    deflated (zlib) and written in base64.
+    A byte is the square root of a weight times 255: of a weight of 1 / 500 it tells a tenth. Bytes are deflated (zlib)
+    and written in base64. The page scales every row to its sum, see ``attention_sums``.
     """
     parts = []
     for name, (heads, reach) in layers.items():
@@ -39,11 +39,20 @@ def packed_attention(episode: Episode, layers: Layers) -> str:
     return base64.b64encode(zlib.compress(joined.tobytes(), 9)).decode()
 
 
+def attention_sums(episode: Episode, layers: Layers) -> list[list[float]] | None:
+    """Sums of the weights of every head of every layer by step; None where all are 1: no head can look at nothing."""
+    sums = np.concatenate(
+        [np.stack([masses[name].sum((1, 2)) for masses in episode.attention], 1) for name in layers]
+        or [np.ones((1, 1))]
+    )
+    return None if np.allclose(sums, 1.0, rtol=0, atol=1e-3) else np.round(sums.astype(float), 4).tolist()
+
+
 def frames_of(agent: Agent, episode: Episode) -> list[NDArray[np.uint8]]:
     """What the environment drew; if nothing, the first image of the observation, whatever its channels are."""
     if episode.drawn:
         return episode.drawn
-    leaves = leaf_spaces(agent.observation_space)
+    leaves = observation_leaves(agent.observation_space)
     path = next((path for path, leaf in leaves.items() if is_image(leaf)), None)
     if path is None:
         return []

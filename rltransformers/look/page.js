@@ -17,6 +17,7 @@ const percent = weight => `${(100 * weight).toFixed(weight < 0.0995 ? 1 : 0)} %`
 const shown = () => data.episodes[episode];
 const picture = (of, place) => of.picture.length ? data.pictures[of.picture[Math.min(place, of.picture.length - 1)]] : null;
 const source = coded => `data:image/webp;base64,${coded}`;
+const sharpen = event => event.target.classList.toggle("small", event.target.naturalWidth <= 64);  // pixels stay pixels
 
 // Attention: a byte per layer, head, step, step back (newest first) and token of a step; the square root of a weight.
 
@@ -39,8 +40,10 @@ function weights(of, which, t) {  // rows by step back, of the tokens of a step
   const reach = data.layers[heads[which].layer].steps, kinds = data.kinds.length;
   const before = t <= reach ? t * (t + 1) / 2 : reach * (reach + 1) / 2 + (t - reach) * reach;
   const begin = of.begins[which] + before * kinds;
-  return Array.from({ length: Math.min(t + 1, reach) }, (_, back) =>
-    Array.from({ length: kinds }, (_, kind) => (of.bytes[begin + back * kinds + kind] / 255) ** 2));
+  const rows = Array.from({ length: Math.min(t + 1, reach) }, (_, back) =>
+    Array.from({ length: kinds }, (_, kind) => of.bytes[begin + back * kinds + kind] ** 2));
+  const scale = (of.sums?.[which][t] ?? 1) / (sum(rows.flat()) || 1);
+  return rows.map(row => row.map(weight => weight * scale));
 }
 
 const sum = numbers => numbers.reduce((total, number) => total + number, 0);
@@ -197,19 +200,21 @@ function show_attention() {
   [...at("strips").children].forEach((row, which) => {
     row.firstChild.ariaPressed = String(which === head);
     draw_strip(row.children[1], which, which === head && data.kinds.length > 1);
-    const back = sum(weights(shown(), which, step).map((kinds, number) => number * sum(kinds)));
-    row.ends(`${back.toFixed(1)} back`);
+    const all = weights(shown(), which, step).map(sum);
+    row.ends(`${(sum(all.map((weight, back) => back * weight)) / (sum(all) || 1)).toFixed(1)} back`);
   });
   const words = most.map(([weight, t]) => `${percent(weight)} to step ${t}`).join(", ");
   at("strips").children[head].children[1].ariaLabel = `${heads[head].name} at step ${step} looks: ${words || "at nothing"}`;
   at("looked").replaceChildren(...most.map(([weight, t]) => {
     const coded = picture(shown(), t), button = make("button", { type: "button", onclick: () => go(t) });
-    if (coded) button.append(make("img", { src: source(coded), alt: `step ${t}` }));
+    if (coded) button.append(make("img", { src: source(coded), alt: `step ${t}`, onload: sharpen }));
     const bar = make("span", { className: "weight" });
     bar.style.width = `${Math.max(100 * weight, 2)}%`;
     button.append(bar, `step ${t}`, make("br"), percent(weight));
     return button;
   }));
+  const nothing = 1 - (shown().sums?.[head][step] ?? 1);
+  if (nothing >= 0.0005) at("looked").append(make("p", { className: "quiet", textContent: `${percent(nothing)} to nothing` }));
   draw_map();
 }
 
@@ -392,7 +397,7 @@ function build() {
   at("cards").replaceChildren(...data.episodes.map((of, number) => {
     const won = of.success === null ? "" : of.success ? ", success" : ", no success";
     const card = make("button", { type: "button", className: "card", onclick: () => open(number) });
-    if (of.picture.length) card.append(make("img", { alt: "" }));
+    if (of.picture.length) card.append(make("img", { alt: "", onload: sharpen }));
     card.append(make("b", { textContent: name_of(of, number) }), make("br"), `returned ${of.total}${won}`, make("br"),
       `${of.length} steps, seed ${of.seed}`);
     return card;
@@ -439,6 +444,7 @@ function from_address() {  // look.html#step=12&head=5&episode=1
 }
 
 build();
+at("frame").onload = sharpen;
 at("step").oninput = event => go(Number(event.target.value));
 at("episode").oninput = event => open(Number(event.target.value));
 at("play").onclick = () => play(timer === null);

@@ -142,7 +142,7 @@ class Watch:
             masses = {name: mass[row].cpu().numpy() for name, mass in newest_attention(record, x).items()}
             episode.target = self.target
             episode.observations.append(seen)
-            episode.returns_to_go.append(_returns_to_go(output.state))
+            episode.returns_to_go.append(self._returns_to_go(output.state))
             episode.outputs.append(replace(output, state=None))
             steps = len(episode.outputs)
             episode.attention.append({name: by_step(mass, steps, group) for name, mass in masses.items()})
@@ -163,6 +163,13 @@ class Watch:
         if isinstance(self.agent, DecisionTransformer) and self.agent.policy.critics is not None:
             stack.callback(self.agent.policy.critics.register_forward_hook(judged).remove)
 
+    def _returns_to_go(self, state: Any) -> tuple[float | None, float | None]:
+        """Return-to-go that was asked for in the last step, and what a return head predicted."""
+        if not isinstance(state, ActingState) or self.decider is None or not self.decider.policy.takes_target:
+            return None, None
+        predicted = state.predicted_return
+        return float(state.return_to_go[0]), None if predicted is None else float(predicted[0])
+
     def _row(self, state: Any, chosen: list[int]) -> int:
         """The stream that decided, of those that one environment has."""
         if self.decider is None:
@@ -170,17 +177,6 @@ class Watch:
         candidate = chosen[0] if chosen and self.decider.prefixes > 1 else 0
         streams = max(self.decider.streams, 1)
         return candidate * streams + (int(self.decider.cache(state.step)[0]) % 2 if streams == 2 else 0)
-
-
-def _returns_to_go(state: Any) -> tuple[float | None, float | None]:
-    """Return-to-go that a Decision Transformer was asked for in its last step, and what its return head predicted."""
-    if not isinstance(state, ActingState):
-        return None, None
-    asked = float(state.return_to_go[0])
-    return (
-        None if np.isnan(asked) else asked,
-        None if state.predicted_return is None else float(state.predicted_return[0]),
-    )
 
 
 def backbone_of(agent: Agent) -> Backbone:

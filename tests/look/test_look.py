@@ -281,6 +281,16 @@ def test_layers_without_attention_weights_are_named() -> None:
     assert data["layers"] == [] and "no attention weights, so that there are none to show: 0, 1" in data["note"]
 
 
+def test_heads_that_may_look_at_nothing_tell_how_much_they_look_at() -> None:
+    agent = online(preset="modern")
+    (episode,) = play(agent, CUE, **SETTINGS)
+    sums = np.asarray(content_of(agent, episode)["sums"])
+    assert sums.shape == (2 * 4, len(episode.outputs)) and sums.max() < 0.99
+    np.testing.assert_allclose(sums[4:, -1], episode.attention[-1]["layer1"].sum((1, 2)), rtol=0, atol=1e-4)
+    agent = online()
+    assert content_of(agent, *play(agent, CUE, **SETTINGS))["sums"] is None
+
+
 def test_long_episodes_are_shown_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "MOST_STEPS", 3)
     (episode,) = play(online(), CUE, **SETTINGS | {"env_kwargs": {"delay": 9}})
