@@ -92,7 +92,7 @@ def test_the_wheel_holds_every_module_and_config_once(installed: Installed) -> N
     expected = {
         f"{package.replace('.', '/')}/{path.relative_to(ROOT / folder).as_posix()}"
         for package, folder in PROJECT["tool"]["setuptools"]["package-dir"].items()
-        for pattern in ("*.py", "*.yaml", "py.typed", "catalogue.json")
+        for pattern in ("*.py", "*.yaml", "py.typed", "catalogue.json", "page.*")
         for path in (ROOT / folder).rglob(pattern)
     }
     assert len(shipped) == len(set(shipped))

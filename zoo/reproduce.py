@@ -51,7 +51,7 @@ def reproduce(
     Raises:
         ConfigError, DataError, MissingExtraError: for a suite that cannot be meant, and for what its runs lack.
     """
-    suite = read_suite(name)
+    suite = read_suite(name, trust)
     work = Work(suite, *folders(suite.name, results, runs), behaviors, trust)
     failed = 0
     if not report_only:

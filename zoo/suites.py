@@ -17,6 +17,7 @@ import yaml
 
 from rltransformers.cli.configs import find_config
 from rltransformers.cli.keywords import MEMORY_AGENTS
+from rltransformers.cli.trust import import_modules
 from rltransformers.cli.variants import folders_of, slug
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.yaml_text import parse_yaml
@@ -256,8 +257,8 @@ class Suite:
         return seeds[:1] if of_data and stored else seeds
 
 
-def read_suite(name: str) -> Suite:
-    """The suite of a YAML file, or of a packaged suite.
+def read_suite(name: str, trust: bool = False) -> Suite:
+    """The suite of a YAML file, or of the package; ``trust`` allows the modules that it names under ``imports``.
 
     Raises:
         ConfigError: when it is neither, for unknown keys and names, and for configs that cannot work.
@@ -265,6 +266,9 @@ def read_suite(name: str) -> Suite:
     path = find_suite(name)
     values = parse_yaml(path.read_text(), str(path))
     text = _read(SuiteText, values, path.name)
+    for task in text.tasks.values():
+        for settings in (task.overrides, *task.variants.values()):
+            import_modules(settings.get("imports", []), path.name, trust)
     variants = {key: _resolve(task, f"{path.name}: tasks.{key}") for key, task in text.tasks.items()}
     suite = Suite(path.stem, text, variants)
     for key in suite.tasks:

@@ -43,6 +43,7 @@ def read_variants(arguments: argparse.Namespace) -> list[Variant]:
     base = {"": {}} if arguments.variants is None else read_file(arguments.variants)
     for name, changes in base.items():
         _check_apart(arguments.overrides, changes, f"{arguments.variants}: {name}: ")
+        trust.import_modules(changes.get("imports", []), str(arguments.variants), arguments.trust)
         for key in sweeps.keys() & changes.keys():
             raise ConfigError(f"--sweep {key}: {name} in {arguments.variants} sets it, too; leave one of the two out")
     variants, typed = list[Variant](), [*arguments.overrides, *((key, "") for key in sweeps)]

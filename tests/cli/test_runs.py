@@ -1046,9 +1046,7 @@ def test_list_prints_what_a_config_can_name(capsys: pytest.CaptureFixture[str]) 
     assert all(entry["name"] in plain for entries in contents["axes"].values() for entry in entries)
 
 
-@pytest.mark.parametrize(
-    "command", ["train", "tune", "show", "evaluate", "export", "collect", "list", "settings", "inspect"]
-)
+@pytest.mark.parametrize("command", sorted(build_parser().commands))
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])

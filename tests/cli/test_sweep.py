@@ -111,6 +111,7 @@ def test_a_sweep_that_cannot_be_meant_is_refused(work: Path, sweeps: list[str], 
         ("a: {algorithm.gamma: 0.5}", "a: algorithm.gamma would replace --algorithm.gamma"),
         ("a: {backbone.memory: 1}", "--sweep backbone.memory: a in v.yaml sets it, too"),
         ("'a b': {}\na-b: {}", "two variants would share the run folder 'a-b-backbone.memory-1'"),
+        ("a: {imports: [stranger]}", r"v\.yaml would run code of whoever made it: imports runs the module stranger"),
         ("a: {environment.id: 'stranger:Task-v0'}", "would run code of whoever made it: .* add --trust"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -125,6 +126,21 @@ def test_programs_that_a_suite_names_want_trust(
     monkeypatch.setattr(reproduce.Work, "_make_datasets", lambda self, missing: recorded.append("made"))
     suite_command([*words, "--trust"])
     assert recorded == ["made"]
+
+
+@pytest.mark.parametrize("place", ["overrides", "variants"])
+def test_a_module_that_a_suite_imports_wants_trust(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "stranger.py").write_text("import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {"imports": ["stranger"]}
+    path = write(**({"overrides": settings} if place == "overrides" else {"variants": {"x": settings}}))
+    with pytest.raises(ConfigError, match=r"tiny\.yaml would run code of whoever made it: .* module stranger"):
+        read_suite(str(path))
+    assert not (tmp_path / "stranger.ran").exists()
+    assert read_suite(str(path), trust=True).variants and (tmp_path / "stranger.ran").exists()
+    del sys.modules["stranger"]
 
 
 # Suites
