@@ -35,15 +35,16 @@ from rltransformers.training.runs.experiment import (
 from rltransformers.training.runs.groups import differing
 from rltransformers.training.runs.lookback import lookback_of
 from rltransformers.training.runs.plots import check_picture, plot_lookback, plot_return_versus_target
-from rltransformers.training.runs.run_card import write_run_card
+from rltransformers.training.runs.run_card import flat_settings, write_run_card
 from rltransformers.training.runs.run_folder import RunFolder
 from rltransformers.training.runs.threads import use_threads
+from rltransformers.training.runs.trackers import begin_tracking
 
 Evaluated = Callable[[int, float], None]
 PICTURES = {"lookback": "lookback.png", "target": "return_versus_target.png"}
 """Plots of ``evaluate``, and their files in the run folder."""
 _JOB = ".job"  # file of a run folder that says which job of ``torchrun`` it belongs to
-_RESUMABLE = ("train", "evaluation", "threads", "online.timesteps", "algorithm.device")
+_RESUMABLE = ("train", "evaluation", "threads", "tracker", "online.timesteps", "algorithm.device")
 """Settings and sections that may be others when a run goes on."""
 
 
@@ -182,7 +183,11 @@ def _run(
     agent: RunAgent, config: ExperimentConfig, folder: RunFolder, verbose: bool, evaluated: Evaluated | None = None
 ) -> list[EvaluationResult]:
     sharing = current_sharing()
+    tracked = []
+    if config.tracker is not None and sharing.is_leader:
+        tracked = [begin_tracking(config.tracker, folder.path, flat_settings(agent.hyperparameters()))]
     logger = folder.logger(stdout=verbose) if sharing.is_leader else Logger(None, [])
+    logger.output_formats += tracked
     agent.model.set_logger(logger)
     if not agent.steps_done:
         write_run_card(logger, config.to_dict(), agent.hyperparameters())

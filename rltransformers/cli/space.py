@@ -18,7 +18,7 @@ from rltransformers.training.runs.experiment import (
 )
 
 Search = dict[str, Span | OneOf]
-SAME_FOR_ALL = ("output", "tune", "agent", "threads", "imports", "evaluation")
+SAME_FOR_ALL = ("output", "tune", "agent", "threads", "tracker", "imports", "evaluation")
 """Settings and sections that all trials of a study have in common."""
 LOSS_OF = ("algorithm.validation", "algorithm.top_fraction", "algorithm.action_head", "algorithm.chunk")
 """Settings that change what ``eval/action_loss`` is the loss of."""

@@ -68,7 +68,7 @@ def _study(optuna: Any, folder: Path, base: Mapping[str, Any], space: Mapping[st
         direction="maximize",
         pruner=optuna.pruners.MedianPruner(),
     )
-    config = {key: value for key, value in base.items() if key not in ("output", "threads")}
+    config = {key: value for key, value in base.items() if key not in ("output", "threads", "tracker")}
     question = json.dumps({"config": config, "search": space}, sort_keys=True)
     if study.user_attrs.get("asked", question) != question:
         raise ConfigError(f"{folder} holds a study of another config or search: give this one another --name")

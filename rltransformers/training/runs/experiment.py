@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass,
 from datetime import date
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from annotated_types import Ge, Le
 
@@ -311,6 +311,7 @@ class ExperimentConfig:
         online: episodes of its own that a decision_transformer goes on learning from.
         output: folder that run folders are made in; ``~`` is the home folder.
         threads: threads of torch; ``None``: ``OMP_NUM_THREADS`` where it is set, else 1.
+        tracker: wandb or mlflow, to log there as well.
         imports: modules that register mechanisms of their own, imported before anything is checked.
         tune: what ``rltransformers tune`` tries; training takes no notice of it.
     """
@@ -327,6 +328,7 @@ class ExperimentConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     output: str = "runs"
     threads: Threads | None = None
+    tracker: Literal["wandb", "mlflow"] | None = None
     imports: list[str] = field(default_factory=list)
     tune: TuneConfig | None = None
 
@@ -339,10 +341,9 @@ class ExperimentConfig:
             raise ConfigError("agent decision_transformer learns from data: set dataset.id or dataset.collect")
         if self.dataset is not None and (self.dataset.id is None) == (self.dataset.collect is None):
             raise ConfigError("dataset takes either id (an id or a path) or collect: give one of the two")
-        if not offline and self.online is not None:
-            raise ConfigError(f"agent {self.agent} learns in its environment anyway: leave online out")
-        if not offline and self.dataset is not None:
-            raise ConfigError(f"agent {self.agent} learns from its environment: leave dataset out")
+        for section in () if offline else ("online", "dataset"):
+            if getattr(self, section) is not None:
+                raise ConfigError(f"agent {self.agent} learns in its environment anyway: leave {section} out")
         if not self.environment.id:
             self._check_without_environment(offline)
         elif offline and (self.environment.processes or self.environment.normalizes):
@@ -359,7 +360,6 @@ class ExperimentConfig:
             raise ConfigError(
                 f"agent {self.agent} has {network} instead of a backbone: leave backbone out (--backbone null)"
             )
-
         if self.evaluation.patience is not None and (not offline or self.online is not None):
             raise ConfigError("evaluation.patience is for agent decision_transformer without online: leave it out")
 

@@ -13,7 +13,7 @@ import yaml
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_path, check_run
 
-ASIDE = ("seed", "output", "threads", "tune")
+ASIDE = ("seed", "output", "threads", "tracker", "tune")
 """Settings that are no part of what a run computes."""
 
 

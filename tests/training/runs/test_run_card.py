@@ -77,7 +77,7 @@ def test_hyperparameters_are_those_that_stable_baselines3_would_write(tmp_path: 
 
     write_run_card(Logger(None, [Spy(str(tmp_path))]), {"a": None, "b": {"c": 2.0, "d": [1]}, "e": True})
     (values,) = seen
-    assert values["hparams"].hparam_dict == {"b.c": 2.0, "e": True}
+    assert values["hparams"].hparam_dict == {"b.c": 2.0, "b.d": "[1]", "e": True}
     assert set(values["hparams"].metric_dict) == set(METRICS)
 
 
