@@ -103,8 +103,11 @@ def overview(axis: str) -> Iterator[str]:
     if axis not in PICTURES:
         return
     yield f"A picture shows the first {STEPS} steps of an episode. Row t is step t, its columns are the steps up to t."
-    yield "Blue ones are read, orange ones are read as part of a summary (the color changes with every summary), gray"
-    yield "ones are not read."
+    if axis == "pattern":  # whose entries alone have summaries
+        yield "Blue ones are read, orange ones are read as part of a summary (the color changes with every summary),"
+        yield "gray ones are not read."
+    else:
+        yield "Blue ones are read, gray ones are not."
     if len(PICTURES[axis]) > 1:
         yield from [
             "",
