@@ -661,6 +661,7 @@ def test_curves_of_runs_are_compared_at_common_steps() -> None:
 def test_names_at_the_ends_of_lines_do_not_cover_each_other() -> None:
     np.testing.assert_allclose(curves.apart([0.1, 0.12, 0.9], 0.0, 1.0), [0.1, 0.155, 0.9])
     np.testing.assert_allclose(curves.apart([0.5, 1.0, 1.0], 0.0, 1.0), [0.5, 0.945, 1.0])
+    np.testing.assert_allclose(curves.apart([0.5] * 40, 0.0, 1.0), np.arange(1, 41) / 40)
 
 
 @pytest.mark.parametrize("variants", [1, 2, 9])

@@ -27,6 +27,7 @@ USUAL = ("eval/mean_reward", "eval/action_loss")
 LOWER = ("loss", "error", "rmse")
 """Words in the names of metrics that are better the lower they are."""
 SHORT_NAME, NAME_INCHES = 20, 0.07  # characters that stand beside curves, and what each further one takes
+NAME_HEIGHT = 0.25  # inches of a panel for each of many names
 PICTURES = (".png", ".pdf", ".svg")
 
 
@@ -204,7 +205,8 @@ class Comparison:
                 why = "it has no TensorBoard file" if by == "seconds" else "it logged no train/n_updates"
                 raise ConfigError(f"{run.path} does not tell {by}: {why}; compare by steps, or leave the run out")
         panels = list(dict.fromkeys(group.scale for group in self.groups))
-        figure, _ = canvas("", panels=len(panels), below=True)
+        most = max(sum(group.scale == scale for group in self.groups) for scale in panels)
+        figure, _ = canvas("", height=max(4.0, NAME_HEIGHT * most), panels=len(panels), below=True)
         longest = max(len(group.label) for group in self.groups)
         figure.set_figwidth(figure.get_figwidth() + NAME_INCHES * max(longest - SHORT_NAME, 0))
         for axes, scale in zip(figure.axes, panels, strict=True):

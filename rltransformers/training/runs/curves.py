@@ -84,8 +84,8 @@ def label_ends(axes: Any, ends: Ends) -> None:
 
 
 def apart(heights: Sequence[float], bottom: float, top: float) -> list[float]:
-    """Rising heights, moved as little as needed to stand a line of text apart and below ``top``."""
-    gap = 0.055 * (top - bottom)
+    """Rising heights, moved as little as needed to stand a line of text apart and below ``top``; many fill it all."""
+    gap = min(0.055, 1 / max(len(heights), 1)) * (top - bottom)
     places: list[float] = []
     for height in heights:
         places.append(max(height, places[-1] + gap) if places else height)

@@ -70,7 +70,8 @@ def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name for each of several configs, JSON values: what differs in them, seed aside.
 
     That is the agent and the environment where these differ, and the settings in which configs of the same agent and
-    environment differ; a setting that a config does not have is "default". A single config is called by its agent.
+    environment differ. A setting that a config does not have is left out; where it has none of them they are
+    "default". A single config is called by its agent.
     """
     agents = [str(config["agent"]) for config in configs]
     environments = [environment_of(config) for config in configs]
@@ -83,8 +84,10 @@ def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
             for other, *whose in zip(configs, agents, environments, strict=True)
             if whose == [agent, environment]
         ]
-        parts += [f"{key}={value_text(_value(config, key))}" for key in differing(peers)]
-        names.append(", ".join(parts) or agent)
+        values = {key: _value(config, key) for key in differing(peers)}
+        settings = {key: f"{key}={value_text(value)}" for key, value in values.items()}
+        own = [settings[key] for key, value in values.items() if value is not _ABSENT]
+        names.append(", ".join([*parts, *(own or settings.values())]) or agent)
     return names
 
 

@@ -101,16 +101,20 @@ def test_output_threads_and_search_are_no_difference(make: Make) -> None:
     assert len(comparison.groups) == 1
 
 
-def test_values_are_named_as_in_a_config_and_what_is_missing_is_default(make: Make) -> None:
+def test_values_are_named_as_in_a_config_and_what_is_missing_is_left_out_or_default(make: Make) -> None:
     made = [
         make("a", [1.0]),
         make("b", [1.0], backbone__pattern={"name": "band", "window": 16}, algorithm__learning_rate=3e-4),
         make("c", [1.0], backbone__pattern=["full", "band"], evaluation__deterministic=False),
     ]
+    assert names(compare([made[0], make("d", [1.0], algorithm__gamma=0.9)])) == [
+        "algorithm.gamma=default",
+        "algorithm.gamma=0.9",
+    ]
     assert names(compare(made)) == [
-        "backbone.pattern=default, algorithm.learning_rate=default, evaluation.deterministic=true",
+        "evaluation.deterministic=true",
         "backbone.pattern={name: band, window: 16}, algorithm.learning_rate=0.0003, evaluation.deterministic=true",
-        "backbone.pattern=[full, band], algorithm.learning_rate=default, evaluation.deterministic=false",
+        "backbone.pattern=[full, band], evaluation.deterministic=false",
     ]
     one, two = ({"pattern": {"name": "band", "window": size}, "width": 8} for size in (16, 32))
     assert differing([one, two]) == ["pattern.window"], "mappings of all are entered"
