@@ -94,3 +94,9 @@ def test_the_page_of_the_command_line_names_every_option() -> None:
         for action in command._actions:
             for option in action.option_strings:
                 assert option in ("-h", "--help") or f"`{option}" in page or f" {option}" in page, f"{name} {option}"
+
+
+def test_decisions_are_numbered_in_turn() -> None:
+    text = (ROOT / "docs" / "decisions.md").read_text()
+    numbers = [int(number) for number in re.findall(r"^## (\d+)\. ", prose(text), flags=re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
