@@ -7,6 +7,7 @@ A table stands between the markers of its name, `<!-- slots:start -->` and `<!--
 python docs/_tools/update_docs.py            # rewrite the files
 python docs/_tools/update_docs.py --check    # exit 1 and name the files that differ
 python docs/_tools/update_docs.py --picture  # draw the picture of the README, too
+python docs/_tools/update_docs.py --notebooks  # run the tutorials and keep their output, too (extra docs)
 python docs/_tools/update_docs.py --pairs    # try all pairs of mechanisms anew, too
 """
 
@@ -78,6 +79,8 @@ def main() -> int:
     arguments = parser().parse_args()
     if arguments.picture:
         draw(PICTURE)
+    if arguments.notebooks:
+        notebooks.run()
     if arguments.pairs:
         pairs.write(MECHANISMS)
     different = []
@@ -97,6 +100,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description="Write the generated tables into the documents.")
     made.add_argument("--check", action="store_true", help="change nothing, fail when a file differs")
     made.add_argument("--picture", action="store_true", help="draw the picture of the README anew")
+    made.add_argument("--notebooks", action="store_true", help="run the tutorials and keep their output, too")
     made.add_argument("--pairs", action="store_true", help="try all pairs of mechanisms anew")
     return made
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -111,13 +112,28 @@ def test_lists_begin_behind_an_empty_line(page: Path) -> None:
 def test_a_notebook_holds_the_programs_of_its_page(path: Path) -> None:
     page = notebooks.TUTORIALS / f"{path.stem}.md"
     cells = json.loads(notebooks.pages()[path])["cells"]
-    programs = ["".join(cell["source"]) + "\n" for cell in cells if cell["cell_type"] == "code"]
+    programs = ["".join(cell["source"]) + "\n" for cell in _programs(cells)]
     assert programs == [block.text for block in blocks_of(page.read_text(), page.name) if block.language == "python"]
     text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     assert "<!--" not in text and "```python" not in text
     links = [link.partition("#")[0] for link in LINK.findall(text) if not re.match("https?://", link)]
     assert links and all((path.parent / link).is_file() for link in links), links
     assert len({cell["id"] for cell in cells}) == len(cells)
+    silent = [program for program, cell in zip(programs, _programs(cells), strict=True) if not cell["outputs"]]
+    assert not any("print(" in program or "savefig(" in program for program in silent), "update_docs.py --notebooks"
+
+
+def test_output_of_a_notebook_stays_until_a_program_changes(tmp_path: Path) -> None:
+    path = tmp_path / "two.ipynb"
+    said = [[{"name": "stdout", "output_type": "stream", "text": ["1"]}], [], [{"name": "stdout", "text": ["3"]}]]
+    path.write_text(notebooks.notebook([("code", "a"), ("markdown", "Then:"), ("code", "b"), ("code", "c")], said))
+    assert notebooks.kept_outputs(path, ["a", "b", "c"]) == said
+    assert notebooks.kept_outputs(path, ["a", "b", "d"]) == [said[0], said[1], []]
+    assert notebooks.kept_outputs(path, ["d", "b", "c"]) == [[], [], []]
+
+
+def _programs(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
 def test_what_is_cited_is_this_version() -> None:
