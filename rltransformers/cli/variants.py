@@ -67,18 +67,23 @@ def read_variants(arguments: argparse.Namespace) -> list[Variant]:
 
 def folders_of(names: Sequence[str], place: str) -> dict[str, str]:
     """Name of a folder for each variant; ConfigError, which begins with ``place``, for two that would share one."""
-    slugs = {name: slug(name) for name in names}
-    for name, folder in slugs.items():
-        if list(slugs.values()).count(folder) > 1:
-            raise ConfigError(f"{place}: two variants would share the run folder {folder!r}; rename one ({name!r})")
-    return slugs
+    slugs = [slug(name) for name in names]
+    for name, folder in zip(names, slugs, strict=True):
+        if slugs.count(folder) > 1:
+            raise ConfigError(
+                f"{place}: two variants would share the run folder {folder!r}; rename one ({name!r}; values of a sweep "
+                "get names of their own in a file, see --variants)"
+            )
+    return dict(zip(names, slugs, strict=True))
 
 
 def slug(name: str) -> str:
     """A name as a folder."""
-    text = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") or "variant"
-    if len(text) > LONGEST_SLUG:
-        text = f"{text[:LONGEST_SLUG]}-{sha256(name.encode()).hexdigest()[:8]}"
+    text = re.sub(r"[=([,] *-(?=[.\d])", "-minus", name.lower())
+    text = re.sub(r"[^\w.]+|_+", "-", text).strip("-") or "variant"
+    if len(text.encode()) > LONGEST_SLUG:
+        cut = text.encode()[:LONGEST_SLUG].decode(errors="ignore")
+        text = f"{cut}-{sha256(name.encode()).hexdigest()[:8]}"
     return text
 
 
@@ -126,7 +131,10 @@ def read_file(path: str) -> dict[str, dict[str, Any]]:
         seeds = (changes or {}).get("seeds", 1)
         if not fits(seeds, Count):
             raise ConfigError(f"{path}: {name}: seeds must be a whole number of at least 1, got {seeds!r}")
-    return {str(name): dict(changes or {}) for name, changes in values.items()}
+    variants = {str(name): dict(changes or {}) for name, changes in values.items()}
+    if len(variants) < len(values):
+        raise ConfigError(f"{path}: two variants have the same name, one of them as a number; rename one")
+    return variants
 
 
 def _check_apart(overrides: Sequence[tuple[str, str]], keys: Iterable[str], place: str = "--sweep ") -> None:

@@ -138,6 +138,18 @@ def test_what_a_sweep_cannot_do_is_refused_before_anything_is_trained(
     assert not Path("runs").exists()
 
 
+def test_every_variant_has_a_name_and_a_folder_of_its_own(work: Path) -> None:
+    near = variants_of("algorithm.learning_rate=0.00012345678,0.00012345679")
+    assert [each.name.partition("=")[2] for each in near] == ["0.00012345678", "0.00012345679"]
+    assert slug("low=-1") == "low-minus1" and slug("low=[1, -0.5]") == "low-1-minus0.5" and slug("low=1") == "low-1"
+    assert slug("größe 内存") == "größe-内存" and len(slug("内" * 100).encode()) < 120
+    Path("numbers.yaml").write_text("1: {}\n'1': {backbone.memory: 1}")
+    with pytest.raises(ConfigError, match=r"numbers\.yaml: two variants have the same name"):
+        variants_of(variants="numbers.yaml")
+    with pytest.raises(ConfigError, match=r"share the run folder 'environment.kwargs.word-a'.*--variants"):
+        variants_of("environment.kwargs.word=a,A")
+
+
 def test_names_become_folders_that_are_not_too_long() -> None:
     assert slug("backbone.mixer=linear, algorithm.gamma=0.9") == "backbone.mixer-linear-algorithm.gamma-0.9"
     one, two = slug("x" * 300), slug("x" * 301)

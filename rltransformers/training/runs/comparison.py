@@ -17,7 +17,7 @@ from rltransformers.core.files import naming, replacing
 from rltransformers.functional.statistics import iqm, iqm_interval, probability_of_improvement
 from rltransformers.training.runs.curves import COLORS, Array, canvas, draw_curves, label_ends
 from rltransformers.training.runs.experiment import AgentName, ExperimentConfig, read_experiment
-from rltransformers.training.runs.groups import environment_of, find_runs, further_differences, key_of, names_of
+from rltransformers.training.runs.groups import environment_of, find_runs, further_differences, names_of, without_aside
 from rltransformers.training.runs.run_folder import RunFolder
 
 By = Literal["steps", "seconds", "updates"]
@@ -286,11 +286,16 @@ def _listed(places: Places) -> list[str | os.PathLike[str]]:
 
 
 def _grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    members: dict[str, list[Run]] = {}
+    members: list[tuple[Mapping[str, Any], list[Run]]] = []
     for run in runs:
-        members.setdefault(key_of(run.config.to_dict()), []).append(run)
-    names = names_of([each[0].config.to_dict() for each in members.values()])
-    return dict(zip(names, members.values(), strict=True))
+        config = without_aside(run.config.to_dict())
+        equal = next((others for other, others in members if other == config), None)
+        if equal is None:
+            members.append((config, [run]))
+        else:
+            equal.append(run)
+    names = names_of([others[0].config.to_dict() for _, others in members])
+    return {name: others for name, (_, others) in zip(names, members, strict=True)}
 
 
 def _read(path: Path, metric: str | None) -> Run:

@@ -1,10 +1,10 @@
 """Which runs belong together: folders behind paths and patterns, and configs by what differs in them."""
 
 import glob
-import json
+import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,7 @@ def natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def key_of(config: Mapping[str, Any]) -> str:
-    """The same text for configs, JSON values, that differ in ``ASIDE`` at most."""
-    return json.dumps(_without_aside(config), sort_keys=True)
-
-
-def _without_aside(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_aside(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in ASIDE}
 
 
@@ -71,7 +66,7 @@ def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
     That is the agent and the environment where these differ, and the settings in which configs of the same agent and
     environment differ. A setting that a config does not have is left out; where it has none of them they are
-    "default". A single config is called by its agent.
+    "default". A single config is called by its agent. Where two would be called the same, a number tells them apart.
     """
     agents = [str(config["agent"]) for config in configs]
     environments = [environment_of(config) for config in configs]
@@ -80,15 +75,20 @@ def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         parts = [agent] if len(set(agents)) > 1 else []
         parts += [environment or "no environment"] if len(set(environments)) > 1 else []
         peers = [
-            _without_aside(other)
+            without_aside(other)
             for other, *whose in zip(configs, agents, environments, strict=True)
             if whose == [agent, environment]
         ]
         values = {key: _value(config, key) for key in differing(peers)}
         settings = {key: f"{key}={value_text(value)}" for key, value in values.items()}
         own = [settings[key] for key, value in values.items() if value is not _ABSENT]
-        names.append(", ".join([*parts, *(own or settings.values())]) or agent)
+        name = ", ".join([*parts, *(own or settings.values())]) or agent
+        names.append(next(each for each in _numbered(name) if each not in names))
     return names
+
+
+def _numbered(name: str) -> Iterator[str]:
+    return (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
 
 
 def further_differences(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -137,6 +137,7 @@ def value_text(value: Any) -> str:
     if value is _ABSENT:
         return "default"
     if isinstance(value, float):
-        return f"{value:g}"
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...").strip()

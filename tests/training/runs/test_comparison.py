@@ -95,6 +95,16 @@ def test_seeds_of_a_config_are_a_group_that_is_called_by_what_differs(runs: list
     assert names(compare(runs[:5])) == ["gtrxl_ppo"]
 
 
+def test_no_group_gets_lost_behind_a_name(make: Make) -> None:
+    """Values that are near each other, or look like what a name leaves out."""
+    near = [make(f"n{rate}", [1.0], algorithm__learning_rate=rate) for rate in (0.00012345678, 0.00012345679)]
+    assert names(compare(near)) == [f"algorithm.learning_rate={rate}" for rate in (0.00012345678, 0.00012345679)]
+    kwargs: list[dict[str, Any]] = [{"mode": "default"}, {}, {"other": 1}, {"other": 1.0}]
+    made = [make(f"k{place}", [1.0], environment__kwargs=each) for place, each in enumerate(kwargs)]
+    assert names(compare(made[:2])) == ["environment.kwargs.mode=default", "environment.kwargs.mode=default (2)"]
+    assert [len(group.runs) for group in compare(made[2:]).groups] == [2], "1 is 1.0"
+
+
 def test_output_threads_and_search_are_no_difference(make: Make) -> None:
     changes: list[dict[str, Any]] = [{}, {"output": "elsewhere"}, {"threads": 3}, {"tune": {"trials": 3}}]
     comparison = compare([make("a", [1.0], seed=seed, **each) for seed, each in enumerate(changes)])
