@@ -10,7 +10,17 @@ from matplotlib.ticker import EngFormatter
 
 from rltransformers.core.described import number
 from rltransformers.functional.statistics import iqm, iqm_interval
-from rltransformers.training.runs.curves import COLORS, STYLES, Array, band, canvas, draw_curves, label_ends, plain
+from rltransformers.training.runs.curves import (
+    COLORS,
+    STYLES,
+    Array,
+    band,
+    canvas,
+    draw_curves,
+    label_ends,
+    plain,
+    save_figure,
+)
 from rltransformers.zoo.aims import Runs
 from rltransformers.zoo.suites import Task
 from rltransformers.zoo.table import Row, score_of
@@ -43,7 +53,7 @@ def draw(path: Path, task: Task, runs: Runs) -> bool:
 
 def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    save_figure(figure, path, metadata={"Software": None})
 
 
 def targets_of(runs: Runs) -> list[float]:

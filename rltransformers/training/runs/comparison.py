@@ -1,6 +1,7 @@
 """Runs compared: groups of equal configs, statistics over their seeds, curves, and all of it as CSV."""
 
 import csv
+import math
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +13,11 @@ import numpy as np
 from matplotlib.ticker import EngFormatter
 
 from rltransformers.core.described import number
-from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.files import naming, replacing
+from rltransformers.core.ranges import check
 from rltransformers.functional.statistics import iqm, iqm_interval, probability_of_improvement
-from rltransformers.training.runs.curves import COLORS, Array, canvas, draw_curves, label_ends
+from rltransformers.training.runs.curves import COLORS, Array, canvas, draw_curves, label_ends, save_figure
 from rltransformers.training.runs.experiment import AgentName, ExperimentConfig, read_experiment
 from rltransformers.training.runs.groups import environment_of, find_runs, further_differences, names_of, without_aside
 from rltransformers.training.runs.run_folder import RunFolder
@@ -68,7 +70,7 @@ class Run:
     @property
     def best(self) -> float:
         """Of the best evaluation: the highest, of losses and errors the lowest."""
-        values = [point.value for point in self.points]
+        values = [point.value for point in self.points if not math.isnan(point.value)] or [math.nan]
         return min(values) if lower_is_better(self.metric) else max(values)
 
     def curve(self, by: By) -> Array:
@@ -138,7 +140,8 @@ class Comparison:
         better = None
         if group is not first and group.scale == first.scale:
             sign = -1.0 if lower_is_better(group.scale[1]) else 1.0
-            better = probability_of_improvement([sign * np.array(scores)], [sign * np.array(first.scores)])
+            both = sign * np.array(scores), sign * np.array(first.scores)
+            better = None if np.isnan(np.concatenate(both)).any() else probability_of_improvement(both[:1], both[1:])
         speeds = [run.step / run.seconds if run.seconds else None for run in group.counted]
         return {
             "group": group.name,
@@ -222,7 +225,7 @@ class Comparison:
                 axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             label_ends(axes, ends)
         with naming(path), replacing(path) as temporary:
-            figure.savefig(temporary, dpi=120, metadata={"Software": None} if Path(path).suffix == ".png" else None)
+            save_figure(figure, temporary, metadata={"Software": None} if Path(path).suffix == ".png" else None)
 
     def __str__(self) -> str:
         notes = [f"note: {note}" for note in self.notes]
@@ -243,6 +246,7 @@ def compare(runs: Places | Mapping[str, Places], *, metric: str | None = None) -
         ConfigError: for a place without a run, runs without evaluations, and a metric that a run does not have.
         DataError: for a damaged file of a run.
     """
+    check(runs, Places | Mapping[str, Places], "runs")
     if isinstance(runs, Mapping):
         named = {name: [_read(path, metric) for path in find_runs(_listed(places))] for name, places in runs.items()}
     else:
@@ -306,12 +310,20 @@ def _read(path: Path, metric: str | None) -> Run:
     if metric is not None and rows and evaluated and metric not in rows[-1]:
         raise ConfigError(f"{path} has no metric {metric!r}; {did_you_mean(metric, list(rows[-1]))}")
     seconds = folder.read_seconds()
-    counts = [(int(row["step"]), float(row["train/n_updates"])) for row in rows if row.get("train/n_updates")]
+
+    def value_of(row: Mapping[str, str], name: str) -> float:
+        try:
+            return float(row[name])
+        except ValueError as error:
+            fault = f"{folder.metrics}: {name} is {row[name]!r} at step {row['step']}, which is no number"
+            raise DataError(f"{fault}; mend the row, or leave the run out") from error
+
+    counts = [(int(row["step"]), value_of(row, "train/n_updates")) for row in rows if row.get("train/n_updates")]
     points = []
     for row in rows:
         if row.get(chosen):
             step = int(row["step"])
-            points.append(Point(step, seconds.get(step), _updates(config, counts, step), float(row[chosen])))
+            points.append(Point(step, seconds.get(step), _updates(config, counts, step), value_of(row, chosen)))
     last = int(rows[-1]["step"]) if rows else 0
     spent = max(seconds.values()) if seconds else None
     return Run(path, config, chosen, tuple(points), last, spent, folder.evaluation.is_file())
@@ -335,6 +347,8 @@ def _notes(groups: Sequence[Group], unevaluated: Sequence[Run]) -> Iterator[str]
         if doubles := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
             noun = f"seed{'' if len(doubles) == 1 else 's'} {', '.join(map(str, doubles))}"
             yield f"{group.name} has {noun} more than once: equal runs make the interval too narrow"
+        for run in (run for run in group.counted if math.isnan(run.score)):
+            yield f"the last {run.metric} of {run.path} is not a number, and so are the figures of {group.name}"
     for run in unevaluated:
         yield f"{run.path} is left out: no evaluation until step {run.step:,} of {run.config.steps:,}"
     environments, metrics = (list(dict.fromkeys(group.scale[index] for group in groups)) for index in (0, 1))

@@ -1,10 +1,12 @@
 """Pictures of several runs: curves over seeds with a band, and their names beside the right border."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from numpy.typing import NDArray
 
 from rltransformers.functional.statistics import iqm, iqm_interval
@@ -107,6 +109,13 @@ def canvas(title: str, height: float = 4.0, panels: int = 1, below: bool = False
     for axes in figure.axes:
         plain(axes)
     return figure, first
+
+
+def save_figure(figure: Figure, path: Path, **options: Any) -> None:
+    """Write a picture whose names stand as they are: a $ in them begins no formula."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    figure.savefig(path, dpi=120, **options)
 
 
 def plain(axes: Any) -> None:

@@ -23,7 +23,9 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
     Raises:
         ConfigError: for a place without one.
     """
-    folders: dict[Path, Path] = {}
+    places, folders = list(places), dict[Path, Path]()
+    if not places:
+        raise ConfigError("no run is named; give run folders, folders of them, or patterns such as runs/cue*")
     for place in places:
         path = check_path(os.path.expanduser(place))
         matches = [path]
@@ -58,6 +60,7 @@ def natural(path: Path) -> list[tuple[int, str]]:
 
 
 def without_aside(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a config that are part of what a run computes."""
     return {name: value for name, value in config.items() if name not in ASIDE}
 
 

@@ -16,6 +16,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import naming, replacing
 from rltransformers.functional.statistics import stratified_bootstrap
 from rltransformers.training.evaluation import EvaluationResult, return_alignment
+from rltransformers.training.runs.curves import save_figure
 
 Path = str | os.PathLike[str]
 
@@ -142,7 +143,7 @@ def check_picture(path: Path) -> None:
 
 def _write(figure: Figure, path: Path) -> None:
     with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120)
+        save_figure(figure, temporary)
 
 
 def _canvas(title: str, height: float = 4.0) -> tuple[Figure, Any]:

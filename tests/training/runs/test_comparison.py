@@ -15,11 +15,12 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 import rltransformers
 from rltransformers.cli.main import main
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.functional.statistics import iqm, iqm_interval, probability_of_improvement, stratified_bootstrap
 from rltransformers.training.runs.comparison import Comparison, compare, duration
 from rltransformers.training.runs.experiment import build_experiment, set_value
 from rltransformers.training.runs.groups import differing, find_runs
+from rltransformers.training.runs.plots import plot_lookback
 from rltransformers.training.runs.run_folder import RunFolder
 
 CONFIG: dict[str, Any] = {
@@ -103,6 +104,42 @@ def test_no_group_gets_lost_behind_a_name(make: Make) -> None:
     made = [make(f"k{place}", [1.0], environment__kwargs=each) for place, each in enumerate(kwargs)]
     assert names(compare(made[:2])) == ["environment.kwargs.mode=default", "environment.kwargs.mode=default (2)"]
     assert [len(group.runs) for group in compare(made[2:]).groups] == [2], "1 is 1.0"
+
+
+def test_names_in_pictures_are_no_formulas(make: Make) -> None:
+    path = make("a", [1.0, 2.0])
+    compare({"$x^$": path, r"\frac $_$": path}).plot("curves.png")
+    plot_lookback(Path("lookback.png"), [np.ones((2, 3))], "$x^$")
+
+
+def test_a_metric_that_is_no_number_is_named(make: Make) -> None:
+    one, two = (make(name, [1.0]) for name in "ab")
+    RunFolder(one).metrics.write_text("step,train/n_updates,eval/mean_reward\n100,3,0.5x\n")
+    with pytest.raises(DataError, match=r"progress\.csv: eval/mean_reward is '0\.5x' at step 100, which is no number"):
+        compare(one)
+    RunFolder(one).metrics.write_text("step,train/n_updates,eval/mean_reward\n100,x,0.5\n")
+    with pytest.raises(DataError, match="train/n_updates is 'x' at step 100"):
+        compare(one)
+    RunFolder(one).metrics.write_text("step,eval/mean_reward\n50,3\n100,nan\n")
+    comparison = compare({"a": two, "b": one})
+    figures = comparison.summary()[1]
+    assert figures["improvement"] is None and figures["best"] == 3.0, "nan is not worse than a number"
+    assert "the last eval/mean_reward of runs/a is not a number" in comparison.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        (3, "runs must be"),
+        (None, "runs must be"),
+        ({1: "runs/a"}, "runs must be"),
+        ([], "no run is named"),
+        ({}, "no run"),
+    ],
+)
+def test_what_names_no_runs_is_refused(make: Make, runs: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compare(runs)
 
 
 def test_output_threads_and_search_are_no_difference(make: Make) -> None:
