@@ -92,7 +92,7 @@ def test_the_wheel_holds_every_module_and_config_once(installed: Installed) -> N
     expected = {
         f"{package.replace('.', '/')}/{path.relative_to(ROOT / folder).as_posix()}"
         for package, folder in PROJECT["tool"]["setuptools"]["package-dir"].items()
-        for pattern in ("*.py", "*.yaml", "py.typed", "catalogue.json", "page.*")
+        for pattern in ("*.py", "*.yaml", "py.typed", "catalogue.json", "page.html", "page.css", "page.js")
         for path in (ROOT / folder).rglob(pattern)
     }
     assert len(shipped) == len(set(shipped))
@@ -161,7 +161,7 @@ def test_the_source_distribution_holds_the_documents_that_its_description_names(
         metadata = archive.extractfile(shipped["PKG-INFO"])
         assert metadata is not None and metadata.read().decode().endswith(page)
     named = set(re.findall(r"docs/[\w/]+\.md|[A-Z]+\.md", page))
-    assert {"docs/online.md", "CHANGELOG.md"} <= named <= set(shipped)
+    assert {"docs/online/README.md", "CHANGELOG.md"} <= named <= set(shipped)
     assert {"CITATION.cff", "examples/README.md", "mkdocs.yml"} <= set(shipped)
 
 

@@ -126,7 +126,7 @@ def test_a_dataset_may_be_just_its_id(offline: Path) -> None:
         ),
         (("evaluation.target_returns", "[1]"), "target_returns are for agent decision_transformer"),
         (("evaluation.episodes", "0"), r"^evaluation\.episodes must be a whole number in \[1, 1000000\], got 0"),
-        (("dataset", "a/b-v0"), "agent gtrxl_ppo learns from its environment"),
+        (("dataset", "a/b-v0"), "agent gtrxl_ppo learns in its environment anyway: leave dataset out"),
         (("train.gradient_steps", "5"), "takes train.total_timesteps, got total_timesteps, gradient_steps"),
         (("agent", "decision_transformer"), "agent decision_transformer takes train.gradient_steps"),
         (("agent", "recurrent_ppo"), "LSTM instead of a backbone"),
