@@ -47,7 +47,7 @@ CALLS: dict[str, dict[str, tuple[str, ...]]] = {
 # An independent table: which keywords take no number, which may be None, which may be false or true.
 NONE_ALLOWED = {
     "batch_size", "clip_range_vf", "target_kl", "gradient_window", "popart", "tensorboard_log", "policy_kwargs", "seed",
-    "tb_log_name", "log_interval", "warmup_steps", "return_head",
+    "tb_log_name", "log_interval", "warmup_steps", "return_head", "decide_every",
     "decay_steps", "return_scale", "callback", "reward", "episode_start", "state", "target_return", "target_returns",
     "env_kwargs", "acting", "acting_mode",
 }  # fmt: skip
