@@ -218,8 +218,12 @@ def decision_loss(
     if entropy is not None:
         values = policy.head.box_entropy(outputs)
         values = values if recorded.counts is None else mean_of_chunk(values, recorded.counts)
-        value = sharing.mean(values, batch.valid)
-        loss = loss - entropy.temperature * value
+        value = worth = sharing.mean(values, batch.valid)
+        if recorded.counts is not None:
+            # The weight of a normal counts once per chunk, its width in every action: without a limit a normal as wide
+            # as can be takes most of the weight, and is then the most probable one.
+            worth = sharing.mean(values.clamp(max=entropy.bound), batch.valid)
+        loss = loss - entropy.temperature * worth
         metrics |= {"train/entropy": value.detach(), "train/temperature": entropy.temperature}
     if predicted is not None:
         value = expectile_loss(predicted, policy.scaled(batch.return_to_go), expectile, batch.valid, sharing.mean)
