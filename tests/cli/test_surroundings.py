@@ -44,7 +44,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize(("size", "file"), [(0, "config.yaml"), (4000, "last.zip")])
+@pytest.mark.parametrize(("size", "file"), [(0, "config.yaml"), (8000, "last.zip")])
 def test_a_disk_without_room_is_one_line_that_names_the_file(
     work: Path, capsys: pytest.CaptureFixture[str], size: int, file: str
 ) -> None:
