@@ -59,9 +59,10 @@ def action_kind(name: str, space: spaces.Space[Any]) -> dict[str, Any]:
         low, high = (rounded(np.clip(bound.reshape(-1), -1e30, 1e30)) for bound in (space.low, space.high))
         return {"name": name, "low": low, "high": high}
     if isinstance(space, spaces.Discrete):
-        return {"name": name, "sizes": [int(space.n)], "start": int(space.start)}
+        return {"name": name, "sizes": [int(space.n)], "starts": [int(space.start)]}
     if isinstance(space, spaces.MultiDiscrete):
-        return {"name": name, "sizes": space.nvec.reshape(-1).tolist(), "start": 0}
+        sizes, starts = (each.reshape(-1).tolist() for each in (space.nvec, space.start))
+        return {"name": name, "sizes": sizes, "starts": starts}
     return {"name": name, "bits": int(np.prod(space.shape))}  # type: ignore[arg-type]  # a MultiBinary
 
 

@@ -254,10 +254,10 @@ function class_rows(kind, leaf) {
   const low = Math.min(...every), range = Math.max(...every) - low || 1;
   (kind.sizes ?? []).forEach((size, part) => {
     for (let index = 0; index < size; index++) {
-      const score = scores?.[first + index], label = `${kind.sizes.length > 1 ? `${part}: ` : ""}${kind.start + index}`;
+      const score = scores?.[first + index], label = `${kind.sizes.length > 1 ? `${part}: ` : ""}${kind.starts[part] + index}`;
       const share = score === undefined || score === null ? 0 : leaf.q_values ? (score - low) / range : score;
       const told = score === undefined ? "" : leaf.q_values ? text(score) : percent(score);
-      rows.push(choice(label, told, [["i", 0, share]], leaf.action[step][part] === kind.start + index));
+      rows.push(choice(label, told, [["i", 0, share]], leaf.action[step][part] === kind.starts[part] + index));
     }
     first += size;
   });

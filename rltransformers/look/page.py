@@ -73,6 +73,8 @@ def look(
         )
     agent = cast(Agent, agent)
     asked = [target_returns] if isinstance(target_returns, int | float) else target_returns
+    if asked is not None and not len(asked):
+        raise ConfigError("target_returns is empty, so no episode would be played; name returns, or leave it out")
     played = play(
         agent,
         env,

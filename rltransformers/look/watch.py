@@ -14,7 +14,7 @@ from torch import Tensor
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.load import Agent
 from rltransformers.backbone import Backbone, Record
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import differing_spaces, leaf_spaces, leaf_values
 from rltransformers.envs.make import EnvironmentSource, Wrappers, make_vec_env, source_name
 from rltransformers.envs.video import drawing_fault
@@ -91,7 +91,13 @@ class Screen(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _draw(self, episode: Episode) -> None:
         if self.render_mode == "rgb_array":
-            picture = Image.fromarray(np.asarray(self.render(), np.uint8))
+            drawn: Any = self.render()
+            if not isinstance(drawn, np.ndarray) or drawn.ndim != 3 or not drawn.size:
+                what = "nothing" if drawn is None else f"a {type(drawn).__name__} of shape {np.shape(drawn)}"
+                raise DataError(
+                    f"render() draws {what}, no image [height, width, 3]; repair it, or leave render_mode out"
+                )
+            picture = Image.fromarray(np.asarray(drawn, np.uint8))
             picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
             episode.drawn.append(np.asarray(picture))
 

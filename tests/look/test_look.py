@@ -22,11 +22,11 @@ from stable_baselines3 import PPO
 
 from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from rltransformers.backbone import Record
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import record
 from rltransformers.envs import make_vec_env
 from rltransformers.look import look, watch
-from rltransformers.look.data import rounded
+from rltransformers.look.data import action_kind, rounded
 from rltransformers.look.pack import compressed, packed_attention
 from rltransformers.look.page import LARGEST_PAGE, as_json, page
 from rltransformers.look.watch import Episode, by_step, play
@@ -192,6 +192,20 @@ def content_of(agent: Any, *episodes: Episode) -> dict[str, Any]:
     )
 
 
+def test_every_component_of_an_action_has_classes_of_its_own() -> None:
+    several = spaces.MultiDiscrete(np.array([[2, 3]]), start=np.array([[1, 5]]))
+    assert action_kind("a", several) == {"name": "a", "sizes": [2, 3], "starts": [1, 5]}
+    assert action_kind("a", spaces.Discrete(3, start=2)) == {"name": "a", "sizes": [3], "starts": [2]}
+
+
+@pytest.mark.parametrize("drawn", [None, [np.zeros((4, 4, 3), np.uint8)], np.zeros((0, 0, 3), np.uint8)])
+def test_what_is_no_picture_is_said(drawn: Any) -> None:
+    env = gym.make("CartPole-v1", render_mode="rgb_array").unwrapped  # Gymnasium's checks would warn first
+    env.render = lambda: drawn  # type: ignore[method-assign]
+    with pytest.raises(DataError, match=r"render\(\) draws .*, no image"):
+        play(online(env="CartPole-v1"), env, **SETTINGS)
+
+
 def test_attention_is_packed_with_small_errors() -> None:
     agent = online()
     (episode,) = play(agent, CUE, **SETTINGS)
@@ -308,6 +322,8 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
         look(agent, CUE, tmp_path / "a.html", target_returns=3)
     with pytest.raises(ConfigError, match="the observation space of the environment is"):
         look(agent, "CartPole-v1", tmp_path / "a.html")
+    with pytest.raises(ConfigError, match="target_returns is empty"):
+        look(agent, CUE, tmp_path / "a.html", target_returns=[])
     assert not list(tmp_path.iterdir())
 
 
