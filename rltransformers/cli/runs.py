@@ -17,7 +17,7 @@ from stable_baselines3.common.logger import Logger
 from rltransformers.agents import DecisionTransformer, load_agent
 from rltransformers.cli.agents import RunAgent, build_agent, checkpoint_step
 from rltransformers.cli.trust import import_modules, not_typed, programs, require_trust
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, require
 from rltransformers.core.files import naming
 from rltransformers.core.signals import Stopped, signals_to
 from rltransformers.core.world import Sharing, current_sharing
@@ -65,6 +65,8 @@ def train(
         return resume(begun, (), verbose, trust=True)  # it was allowed when the job began
     import_modules(config.imports, name, trust=True)  # allowed by whoever read or wrote the config
     threads = use_threads(config.threads)
+    if config.tracker is not None:
+        require(config.tracker, "track")
     agent = build_agent(config)  # before the folder is made: a config that cannot work leaves nothing behind
     try:
         path = RunFolder.create(config.output, name).path if sharing.is_leader else None
@@ -156,6 +158,11 @@ def _resumable(key: str) -> bool:
 
 def _edited(folder: RunFolder, config: ExperimentConfig) -> list[str]:
     """The dotted keys of ``config`` that are not as before; ConfigError for one that cannot change."""
+    if not folder.begun.is_file():
+        raise ConfigError(
+            f"{folder.path} has no {folder.begun.name}, which says what the run began with: copy hidden files with a "
+            f"run folder, or, if {folder.config.name} is as it was, copy that to {folder.begun.name}"
+        )
     edited = sorted(differing([read_experiment(folder.begun).to_dict(), config.to_dict()]))
     if wrong := [key for key in edited if not _resumable(key)]:
         raise ConfigError(

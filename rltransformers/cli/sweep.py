@@ -82,7 +82,7 @@ def state_of(folder: RunFolder, config: ExperimentConfig) -> Literal["finished",
     """What has become of the run of ``config`` in its folder; ConfigError where that holds something else."""
     if not folder.config.is_file():
         if folder.path.exists():
-            if any(not path.name.startswith(".") for path in folder.path.iterdir()):
+            if folder.path.is_file() or any(not path.name.startswith(".") for path in folder.path.iterdir()):
                 raise ConfigError(f"{folder.path} is in the way: it is no run folder; move it away")
             shutil.rmtree(folder.path)  # of a process that was killed before it had written its config
         return "new"

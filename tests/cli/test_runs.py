@@ -469,6 +469,9 @@ def test_an_edited_config_is_refused_when_its_run_goes_on(
     assert f"train {folder.config}" in message
     folder.config.write_text(written)
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+    folder.begun.rename("aside")  # as by `cp -r runs/*/*`
+    assert "has no .config.yaml, which says what" in refused(capsys, "train", "--resume", str(folder.path), "--trust")
+    Path("aside").rename(folder.begun)
     allowed = yaml.safe_load(written) | {"train": edited["train"], "threads": 1}
     folder.config.write_text(yaml.safe_dump(allowed))
     run(capsys, "train", "--resume", str(folder.path), "--trust")

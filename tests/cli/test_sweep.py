@@ -200,6 +200,10 @@ def test_a_folder_of_a_process_that_was_killed_at_once_is_no_obstacle(capsys: py
     empty = Path("runs/online-sweep/backbone.memory-5-seed0")
     empty.mkdir(parents=True)
     (empty / ".lock").touch()
+    file = empty.with_name("backbone.memory-0-seed0")
+    file.touch()
+    assert "backbone.memory-0-seed0 is in the way: it is no run folder" in refused(capsys, *MEMORIES[:4])
+    file.unlink()
     run(capsys, *MEMORIES[:4])
     assert list(runs_of("runs/online-sweep")) == ["backbone.memory-0-seed0", "backbone.memory-5-seed0"]
 

@@ -134,7 +134,7 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write the resolved config and its copy; ``rltransformers train RUN/config.yaml`` repeats the run."""
-        for path in (self.config, self.begun):
+        for path in (self.begun, self.config):  # a folder with a config is that of a run
             with replacing(path) as temporary:
                 temporary.write_text(yaml.safe_dump(config, sort_keys=False))
 

@@ -56,6 +56,24 @@ def test_a_folder_without_config_is_not_a_run(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "best.zip")
 
 
+def test_a_process_that_is_killed_while_it_writes_its_config_leaves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run without the copy of its config could not be resumed."""
+    move, count = os.replace, []
+
+    def once(source: Any, target: Any) -> None:
+        count.append(target)
+        if len(count) > 1:
+            raise KeyboardInterrupt
+        move(source, target)
+
+    monkeypatch.setattr(os, "replace", once)
+    with pytest.raises(KeyboardInterrupt):
+        RunFolder(tmp_path).write_config({"seed": 1})
+    assert RunFolder(tmp_path).begun.is_file() and not RunFolder(tmp_path).config.exists()
+
+
 def test_metrics_of_a_resumed_run_follow_the_old_ones(tmp_path: Path) -> None:
     for start, keys in ((0, ["train/loss"]), (2, ["train/loss"]), (4, ["train/loss", "train/extra"])):
         logger = RunFolder(tmp_path).logger(stdout=False)

@@ -62,6 +62,7 @@ def test_a_tracker_that_is_missing_or_does_not_begin_is_said(
     monkeypatch.setitem(sys.modules, "mlflow", None)
     assert main(["train", str(config), "--tracker", "mlflow"]) == 2
     assert "mlflow is " in capsys.readouterr().err
+    assert not Path("runs").exists(), "said before a run folder is made"
 
     class Closed(trackers._Tracker):
         def begin(self, folder: Path, settings: Any, identity: str | None) -> str:
