@@ -118,6 +118,8 @@ def read_rows(path: Path) -> list[Row]:
             reader = csv.DictReader(file)
             for values in reader:
                 line = reader.line_num
+                if None in values.values() or None in values:
+                    raise ValueError("it has another number of cells than the first line")
                 rows.append(_parse(values))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, csv.Error) as error:
         raise DataError(

@@ -106,9 +106,10 @@ def test_a_damaged_line_of_a_csv_is_named(suite: Suite, tmp_path: Path, old: str
     assert len(read_rows(path)) == 4
     text = path.read_text()
     assert old in text
-    path.write_text(text.replace(old, new, 1))
-    with pytest.raises(DataError, match=r"tiny\.csv, line \d is damaged"):
-        read_rows(path)
+    for damaged in (text.replace(old, new, 1), text[:-40], f"{text.removesuffix(chr(10))},more\n"):
+        path.write_text(damaged)
+        with pytest.raises(DataError, match=r"tiny\.csv, line \d is damaged"):
+            read_rows(path)
 
 
 def test_programs_that_a_suite_names_want_trust(

@@ -27,6 +27,8 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
     if not places:
         raise ConfigError("no run is named; give run folders, folders of them, or patterns such as runs/cue*")
     for place in places:
+        if not os.fspath(place):
+            raise ConfigError("the name of a run is empty, as of a shell variable that is not set; . is this folder")
         path = check_path(os.path.expanduser(place))
         matches = [path]
         if not path.exists() and glob.has_magic(str(path)):

@@ -133,6 +133,7 @@ def test_a_metric_that_is_no_number_is_named(make: Make) -> None:
         (3, "runs must be"),
         (None, "runs must be"),
         ({1: "runs/a"}, "runs must be"),
+        ("", "name of a run is empty"),
         ([], "no run is named"),
         ({}, "no run"),
     ],
