@@ -15,6 +15,10 @@ from rltransformers.backbone import Backbone, Record
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.windows import unfold_tokens
 
+NO_ATTENTION = (
+    "the mixer of this backbone has no attention weights to draw; leave the picture out, or train with mixer softmax"
+)
+
 
 class LookbackMeter:
     """Attention mass by distance, summed over the calls of a backbone."""
@@ -24,7 +28,13 @@ class LookbackMeter:
         self._calls = 0
 
     def add(self, lookback: dict[str, Tensor]) -> None:
-        """Add one call: [H, L] per layer, each row a mean over the tokens of the call."""
+        """Add one call: [H, L] per layer, each row a mean over the tokens of the call.
+
+        Raises:
+            ConfigError: when no layer has attention weights: with the first step, not behind hours of episodes.
+        """
+        if not lookback:
+            raise ConfigError(NO_ATTENTION)
         self._calls += 1
         for name, mass in lookback.items():
             new = mass.detach().double().cpu()
@@ -39,7 +49,7 @@ class LookbackMeter:
             ConfigError: when no layer has attention weights.
         """
         if not self._sums:
-            raise ConfigError("the mixer of this backbone has no attention weights to draw; choose mixer softmax")
+            raise ConfigError(NO_ATTENTION)
         length = max(mass.shape[1] for mass in self._sums.values())
         return [(_pad(mass, length) / self._calls).numpy() for mass in self._sums.values()]
 

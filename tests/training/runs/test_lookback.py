@@ -67,3 +67,5 @@ def test_calls_of_different_length_are_padded() -> None:
 def test_a_backbone_without_weights_is_refused() -> None:
     with pytest.raises(ConfigError, match="no attention weights"):
         LookbackMeter().result()
+    with pytest.raises(ConfigError, match=r"no attention weights.*leave the picture out"):
+        LookbackMeter().add({})
