@@ -71,7 +71,7 @@ README_SLOTS = {
     "memory_kind": ("transformer_xl", "compressive", "memorizing"),
     "residual": ("gru", "highway", "pre_ln"),
 }
-README_PICTURE = ("online", "cue_recall_64", ("GTrXL", "memoryless"))
+README_PICTURE = ("first_contact", "cartpole_masked", ("GTrXL", "LSTM", "PPO"))
 
 
 def main() -> int:

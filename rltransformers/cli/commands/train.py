@@ -57,6 +57,7 @@ Settings (`rltransformers settings` explains each, `rltransformers settings algo
                           (decision_transformer)
   tune.*                  search, trials: for `rltransformers tune`
   threads                 threads of torch (default: 1, or OMP_NUM_THREADS where it is set)
+  tracker                 wandb or mlflow: log there, too (default: neither)
 
 A run folder runs/<config>-seed<seed> receives the resolved config, metrics (CSV and TensorBoard), checkpoints
 (last.zip, best.zip), the final evaluation (evaluation.json) and a learning curve (learning_curve.png).
