@@ -11,7 +11,7 @@ import numpy as np
 from rltransformers.core.described import number
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.functional.statistics import iqm, probability_of_improvement
-from rltransformers.training.runs.comparison import estimate
+from rltransformers.training.runs.comparison import estimate, median
 from rltransformers.zoo import pictures
 from rltransformers.zoo.aims import WORDS, Runs, judge
 from rltransformers.zoo.suites import Suite, Task, read_suite
@@ -146,7 +146,7 @@ def _map(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
     for variant, values in lines.items():
         own = [row for row in rows if row.variant == variant]
         seeds = [sum(row.task == name for row in own) for name, task in suite.tasks.items() if variant in task.variants]
-        state = _median(row.metric("state_bytes") for row in own)
+        state = median(row.metric("state_bytes") for row in own)
         times = [
             result["microseconds"]
             for row in own
@@ -154,7 +154,7 @@ def _map(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
             if suite.tasks[row.task].transfers[name].acting == "compiled"
         ]
         counts = "-".join(map(str, sorted({min(seeds), max(seeds)})))
-        yield line([variant, *map(number, values), counts, number(state), number(_median(times))])
+        yield line([variant, *map(number, values), counts, number(state), number(median(times))])
 
 
 def _means(table: Sequence[Sequence[float | None]], selections: Sequence[Sequence[int]]) -> Iterator[str]:
@@ -189,10 +189,10 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
             continue  # a long list says below how many are missing
         cells = [variant, estimate([row.score for row in rows]), each_seed(rows)]
         cells += [_improvement(rows, runs[against], variant == against)] if against else []
-        cells += [number(_median(row.metric(column) for row in rows)) for column in ("parameters", "steps")]
-        seconds = _median(row.wall_seconds for row in rows if row.parameters is not None)
+        cells += [number(median(row.metric(column) for row in rows)) for column in ("parameters", "steps")]
+        seconds = median(row.wall_seconds for row in rows if row.parameters is not None)
         cells += ["-" if seconds is None else f"{seconds / 60:.1f}"]
-        cells += [number(_median(row.metric(metric) for row in rows)) for metric in metrics]
+        cells += [number(median(row.metric(metric) for row in rows)) for metric in metrics]
         yield line(cells)
     missing = sum(not rows for rows in runs.values())
     if missing and len(task.variants) > MAX_NAMED:
@@ -361,7 +361,7 @@ def _by_transfer(task: Task, runs: Runs) -> Iterator[str]:
     yield from table_head([f"{task.score} where it was never trained", *task.transfers, "µs per step"])
     for variant, rows in played.items():
         cells = [estimate([row.score_in(name, task.score) for row in rows]) for name in task.transfers]
-        times = [_median(row.transfers[name]["microseconds"] for row in rows) for name in task.transfers]
+        times = [median(row.transfers[name]["microseconds"] for row in rows) for name in task.transfers]
         yield line([variant, *cells, " / ".join(map(number, times))])
 
 
@@ -403,11 +403,6 @@ def _improvement(rows: Sequence[Row], others: Sequence[Row], same: bool) -> str:
     if same or not rows or not others:
         return "-"
     return f"{probability_of_improvement([[r.score for r in rows]], [[r.score for r in others]]):.2f}"
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
 
 
 def count(rows: Sequence[Any], noun: str) -> str:

@@ -4,7 +4,7 @@ import csv
 import math
 import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -155,9 +155,9 @@ class Comparison:
             "high": high,
             "best": float(iqm([run.best for run in group.counted])),
             "improvement": better,
-            "steps": _median([run.step for run in group.counted]),
-            "seconds": _median([run.seconds for run in group.counted]),
-            "steps_per_second": _median(speeds),
+            "steps": median([run.step for run in group.counted]),
+            "seconds": median([run.seconds for run in group.counted]),
+            "steps_per_second": median(speeds),
             "runs": [str(run.path) for run in group.runs],
         }
 
@@ -369,7 +369,8 @@ def steps_of(groups: Sequence[Group]) -> str:
     return "steps" if len(offline) > 1 else "gradient steps" if True in offline else "environment steps"
 
 
-def _median(values: Sequence[float | None]) -> float | None:
+def median(values: Iterable[float | None]) -> float | None:
+    """Median of the values that are known."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
