@@ -268,16 +268,17 @@ def restore_weights(module: nn.Module, stored: Any, name: str = "policy") -> Non
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, stored: Any, name: str = "optimizer") -> None:
-    """Copy moments, step counts and learning rate under ``name``; other settings are those of the agent."""
-    state, rate = check_optimizer(optimizer, stored, name)
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": [group | {"lr": rate} for group in groups]})
+    """Copy moments, step counts and learning rates under ``name``; other settings are those of the agent."""
+    state, rates = check_optimizer(optimizer, stored, name)
+    groups = zip(optimizer.state_dict()["param_groups"], rates, strict=True)
+    optimizer.load_state_dict({"state": state, "param_groups": [group | {"lr": rate} for group, rate in groups]})
 
 
 def check_optimizer(
     optimizer: torch.optim.Optimizer, stored: Any, name: str = "optimizer"
-) -> tuple[Mapping[int, Any], float]:
-    """The state and the learning rate in ``stored``, which fit Adam's ``optimizer``: it trusts the shapes it is given.
+) -> tuple[Mapping[int, Any], list[float]]:
+    """The state in ``stored`` and the learning rate of every group, which fit Adam's ``optimizer``: it trusts the
+    shapes that it is given.
 
     Raises CheckpointError for the first part that is missing or has another shape than its parameter, and ConfigError
     for a learning rate that is none.
@@ -297,7 +298,7 @@ def check_optimizer(
         parameter = parameters[index]
         expected = {"step": torch.zeros(())} | dict.fromkeys(moments, parameter)
         check_same(state, expected, f"{name}.state.{index}")
-    return stored["state"], rates[0]
+    return stored["state"], rates
 
 
 def _added(sizes: Sequence[int]) -> str:

@@ -112,6 +112,17 @@ def test_temperature_targets_and_both_optimizers_are_in_the_file_and_among_the_p
     assert float(loaded.learn(STEPS, reset_num_timesteps=False).temperature.value) == pytest.approx(0.7)
 
 
+def test_every_group_of_a_loaded_optimizer_has_the_rate_that_it_was_saved_with(tmp_path: Path) -> None:
+    """Also before an update sets them: a run that was killed behind its last one ends with the same file."""
+    model = soft(cues(), learning_rate=1e-3, encoder_rate=0.5, learning_starts=40)
+    model.learn(STEPS)
+    rates = [group["lr"] for group in model.policy.optimizer.param_groups]
+    assert set(rates) == {1e-3, 5e-4}
+    model.save(tmp_path / "sac.zip")
+    loaded = GTrXLSAC.load(tmp_path / "sac.zip", env=cues())
+    assert [group["lr"] for group in loaded.policy.optimizer.param_groups] == rates
+
+
 def test_a_replay_can_be_saved_and_loaded_by_itself(tmp_path: Path) -> None:
     """Of any actions, those of Boxes of integers too."""
     model = soft(walks(MIXED)).learn(STEPS)
