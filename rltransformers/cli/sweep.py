@@ -12,7 +12,7 @@ from rltransformers.cli.engines import Engine, Order
 from rltransformers.cli.keywords import check_config
 from rltransformers.cli.runs import say
 from rltransformers.cli.seeds import Key, failures, train_runs
-from rltransformers.cli.variants import Variant, folders_of
+from rltransformers.cli.variants import Variant
 from rltransformers.cli.worker import order_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import file_lock
@@ -40,7 +40,6 @@ def train_variants(
         except ConfigError as error:
             raise ConfigError(f"variant {variant.name}: {error}") from error
     root = Path(variants[0].config.output) / name
-    slugs = folders_of([variant.name for variant in variants], str(root))
     with file_lock(root / ".lock", f"sweep {root}", ConfigError):
         folders: dict[Key, RunFolder] = {}
         orders: dict[Key, Callable[[], Order]] = {}
@@ -48,7 +47,7 @@ def train_variants(
         for variant in variants:
             for seed in seeds[: variant.seeds]:
                 key, config = (variant.name, seed), replace(variant.config, seed=seed, output=str(root))
-                folder = folders[key] = RunFolder(root / f"{slugs[variant.name]}-seed{seed}")
+                folder = folders[key] = RunFolder(root / f"{variant.folder}-seed{seed}")
                 states.append(state := state_of(folder, config))
                 if state == "stopped":
                     programs = trust.programs(config, folder.last)

@@ -25,9 +25,10 @@ LONGEST_SLUG = 100
 
 @dataclass(frozen=True)
 class Variant:
-    """A config with a name; ``seeds`` of it are trained at most."""
+    """A config with a name, and the beginning of the names of its run folders; ``seeds`` of it are trained at most."""
 
     name: str
+    folder: str
     config: ExperimentConfig
     seeds: int | None = None
 
@@ -46,7 +47,10 @@ def read_variants(arguments: argparse.Namespace) -> list[Variant]:
         trust.import_modules(changes.get("imports", []), str(arguments.variants), arguments.trust)
         for key in sweeps.keys() & changes.keys():
             raise ConfigError(f"--sweep {key}: {name} in {arguments.variants} sets it, too; leave one of the two out")
-    variants, typed = list[Variant](), [*arguments.overrides, *((key, "") for key in sweeps)]
+    variants, typed = (
+        list[tuple[str, ExperimentConfig, int | None]](),
+        [*arguments.overrides, *((key, "") for key in sweeps)],
+    )
     for (name, changes), *values in itertools.product(base.items(), *sweeps.values()):
         settings = dict(zip(sweeps, values, strict=True))
         texts = [name] if name else []
@@ -60,9 +64,9 @@ def read_variants(arguments: argparse.Namespace) -> list[Variant]:
             raise ConfigError(f"variant {name}: {error}") from error
         foreign = trust.not_typed(trust.programs(config), typed)
         trust.require_trust(foreign, str(arguments.variants or arguments.config), arguments.trust)
-        variants.append(Variant(name, config, seeds))
-    folders_of([variant.name for variant in variants], "the sweep")
-    return variants
+        variants.append((name, config, seeds))
+    folders = folders_of([name for name, *_ in variants], "the sweep")
+    return [Variant(name, folders[name], config, seeds) for name, config, seeds in variants]
 
 
 def folders_of(names: Sequence[str], place: str) -> dict[str, str]:
