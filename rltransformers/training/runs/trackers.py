@@ -4,6 +4,7 @@ Project, account and server are said as these libraries want it, in ``WANDB_PROJ
 ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME``.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
@@ -15,7 +16,7 @@ from rltransformers.core.errors import ConfigError, error_line, require
 from rltransformers.core.files import replacing
 
 
-class _Tracker(KVWriter):
+class _Tracker(KVWriter, ABC):
     """A run of a tracker; its id is kept in the run folder, so that a resumed run goes on in the same one."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -24,13 +25,13 @@ class _Tracker(KVWriter):
         with replacing(kept) as temporary:
             temporary.write_text(f"{identity}\n")
 
+    @abstractmethod
     def begin(self, folder: Path, settings: Mapping[str, Any], identity: str | None) -> str:
         """Begin a run, or go on with that of ``identity``; returns its id."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log(self, numbers: dict[str, float], step: int) -> None:
         """Log numbers of a step."""
-        raise NotImplementedError
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         excluded = {key for key, formats in key_excluded.items() if "tensorboard" in (formats or ())}

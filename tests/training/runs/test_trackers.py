@@ -68,6 +68,9 @@ def test_a_tracker_that_is_missing_or_does_not_begin_is_said(
         def begin(self, folder: Path, settings: Any, identity: str | None) -> str:
             raise RuntimeError("no account")
 
+        def log(self, numbers: dict[str, float], step: int) -> None:
+            raise AssertionError("it never began")
+
     monkeypatch.setitem(trackers.TRACKERS, "wandb", Closed)
     monkeypatch.setitem(sys.modules, "wandb", sys)
     assert main(["train", str(config), "--tracker", "wandb"]) == 2
