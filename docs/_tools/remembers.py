@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def frames(act: Callable[[Any, Any], Any], title: str) -> Iterator[Image.Image]:
-    """A labeled picture per step of an episode without velocities."""
+    """A picture with text per step of an episode without velocities."""
     env = DropIndices(gymnasium.make("CartPole-v1", render_mode="rgb_array"), indices="velocities")
     observation, _ = env.reset(seed=SEED)
     reward: Any = None
@@ -45,11 +45,11 @@ def frames(act: Callable[[Any, Any], Any], title: str) -> Iterator[Image.Image]:
     while not done and step < STEPS:
         observation, reward, terminated, truncated, _ = env.step(act(observation, reward))
         done, step = terminated or truncated, step + 1
-        yield labeled(env.render(), title, f"fell after {step} steps" if terminated else f"step {step}")
+        yield label(env.render(), title, f"fell after {step} steps" if terminated else f"step {step}")
     env.close()
 
 
-def labeled(frame: Any, *lines: str) -> Image.Image:
+def label(frame: Any, *lines: str) -> Image.Image:
     """A frame, smaller, with text in its corner."""
     picture = Image.fromarray(frame).crop(CROP).resize(SIZE, Image.Resampling.LANCZOS)
     draw = ImageDraw.Draw(picture)

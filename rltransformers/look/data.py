@@ -12,7 +12,7 @@ from rltransformers import __version__
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.load import Agent
 from rltransformers.core.spaces import leaf_spaces
-from rltransformers.look.pack import Layers, attention_sums, packed_attention
+from rltransformers.look.pack import Layers, attention_sums, pack_attention
 from rltransformers.look.watch import Episode, action_leaves, backbone_of
 
 MOST_NUMBERS = 64  # of an observation, that are drawn
@@ -25,7 +25,7 @@ OF_ATTENTION = {"lookback", "entropy", "empty_slots"}
 """Reports that the page has no use for where it has the attention itself."""
 
 
-def described(agent: Agent, name: str, episodes: Sequence[Episode], deterministic: bool) -> dict[str, Any]:
+def page_data(agent: Agent, name: str, episodes: Sequence[Episode], deterministic: bool) -> dict[str, Any]:
     """All but pictures, as JSON values."""
     config, layers = backbone_of(agent).config, Layers()
     tokens = ["return-to-go", "observation", "action"]
@@ -56,7 +56,7 @@ def described(agent: Agent, name: str, episodes: Sequence[Episode], deterministi
 def action_kind(name: str, space: spaces.Space[Any]) -> dict[str, Any]:
     """How the page draws a leaf of the action: ``sizes`` of the classes side by side, or bounds of a Box."""
     if isinstance(space, spaces.Box):
-        low, high = (rounded(np.clip(bound.reshape(-1), -1e30, 1e30)) for bound in (space.low, space.high))
+        low, high = (round_numbers(np.clip(bound.reshape(-1), -1e30, 1e30)) for bound in (space.low, space.high))
         return {"name": name, "low": low, "high": high}
     if isinstance(space, spaces.Discrete):
         return {"name": name, "sizes": [int(space.n)], "starts": [int(space.start)]}
@@ -74,18 +74,18 @@ def episode_data(agent: Agent, episode: Episode, layers: Layers) -> dict[str, An
         steps = [list(action_leaves(agent, output, kind).values()) for output in outputs]
         for leaf, values in zip(actions, zip(*steps, strict=True), strict=True):
             if values[0] is not None:
-                leaf[kind] = [rounded(np.asarray(value, np.float64).reshape(-1)) for value in values]
+                leaf[kind] = [round_numbers(np.asarray(value, np.float64).reshape(-1)) for value in values]
     return {
         "seed": episode.seed,
-        "target": episode.target if episode.target is None else rounded([episode.target])[0],
-        "total": rounded([episode.total])[0],
+        "target": episode.target if episode.target is None else round_numbers([episode.target])[0],
+        "total": round_numbers([episode.total])[0],
         "length": episode.length,
         "success": episode.success,
         "steps": len(outputs),
         "actions": actions,
         "tracks": [track for track in tracks_of(agent, episode) if track["lines"]],
         "seen": seen_numbers(episode),
-        "attention": packed_attention(episode, layers),
+        "attention": pack_attention(episode, layers),
         "sums": attention_sums(episode, layers),
     }
 
@@ -95,7 +95,7 @@ def tracks_of(agent: Agent, episode: Episode) -> Iterator[dict[str, Any]]:
 
     def track(name: str, about: str, **lines: Sequence[float | None]) -> dict[str, Any]:
         named = [
-            {"name": re.sub(r"layer(\d+)/?", r"layer \1 ", label).strip(), "values": rounded(values)}
+            {"name": re.sub(r"layer(\d+)/?", r"layer \1 ", label).strip(), "values": round_numbers(values)}
             for label, values in lines.items()
             if any(value is not None for value in values)
         ]
@@ -150,7 +150,7 @@ def mean_entropy(mass: NDArray[np.float32]) -> float:
     return float(-(mass * np.log(mass.clip(1e-12))).sum((1, 2)).mean())
 
 
-def rounded(values: Any) -> list[float | None]:
+def round_numbers(values: Any) -> list[float | None]:
     """Four digits of every number; None for what is no finite number."""
     numbers = (None if value is None else float(value) for value in values)
     return [None if value is None or not np.isfinite(value) else float(f"{value:.4g}") for value in numbers]
@@ -168,9 +168,9 @@ def seen_numbers(episode: Episode) -> list[dict[str, Any]]:
             {
                 "name": path or "observation",
                 "of": int(first.size),
-                "low": rounded(values.min(0)),
-                "high": rounded(values.max(0)),
-                "values": [rounded(row) for row in values],
+                "low": round_numbers(values.min(0)),
+                "high": round_numbers(values.max(0)),
+                "values": [round_numbers(row) for row in values],
             }
         )
     return drawn

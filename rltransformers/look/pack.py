@@ -21,7 +21,7 @@ Layers = dict[str, tuple[int, int]]
 """Heads and S of the layers that have attention weights, by name."""
 
 
-def packed_attention(episode: Episode, layers: Layers) -> str:
+def pack_attention(episode: Episode, layers: Layers) -> str:
     """Attention of all layers, heads, steps t and min(t + 1, S) steps back, newest first, and tokens of a step.
 
     A byte is the square root of a weight times 255: of a weight of 1 / 500 it tells a tenth. Bytes are deflated (zlib)
@@ -66,7 +66,7 @@ def frames_of(agent: Agent, episode: Episode) -> list[NDArray[np.uint8]]:
     return frames
 
 
-def compressed(frames: Sequence[NDArray[np.uint8]], room: int) -> tuple[list[str], list[int]]:
+def compress(frames: Sequence[NDArray[np.uint8]], room: int) -> tuple[list[str], list[int]]:
     """Different frames as WebP in base64, as large and good as fit into ``room`` bytes, and which of them a frame is.
 
     Where even the smallest ones do not fit, every second frame, or fewer, stands for those behind it.
@@ -76,17 +76,17 @@ def compressed(frames: Sequence[NDArray[np.uint8]], room: int) -> tuple[list[str
     different = [frames[number.index(index)] for index in range(len(kept))]
     for side, quality in LADDER:
         sample = different[:: max(len(different) // 16, 1)]
-        if len(different) * sum(map(len, encoded(sample, side, quality))) <= room * len(sample):
-            pictures = encoded(different, side, quality)
+        if len(different) * sum(map(len, encode(sample, side, quality))) <= room * len(sample):
+            pictures = encode(different, side, quality)
             if sum(map(len, pictures)) <= room:
                 return pictures, number
     stride = 2
-    while sum(map(len, pictures := encoded(different[::stride], *LADDER[-1]))) > room:
+    while sum(map(len, pictures := encode(different[::stride], *LADDER[-1]))) > room:
         stride *= 2
     return pictures, [index // stride for index in number]
 
 
-def encoded(frames: Sequence[NDArray[np.uint8]], side: int, quality: int) -> list[str]:
+def encode(frames: Sequence[NDArray[np.uint8]], side: int, quality: int) -> list[str]:
     """Frames in base64, none with a side above ``side`` pixels; small ones without loss."""
     texts = []
     for frame in frames:

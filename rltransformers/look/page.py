@@ -16,8 +16,8 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_path, replacing
 from rltransformers.core.ranges import Count, Episodes, Seed, strict
 from rltransformers.envs.make import source_name
-from rltransformers.look.data import described
-from rltransformers.look.pack import compressed, frames_of
+from rltransformers.look.data import page_data
+from rltransformers.look.pack import compress, frames_of
 from rltransformers.look.watch import Episode, play
 
 LARGEST_PAGE = 5_000_000  # bytes that pictures are made to fit into
@@ -94,10 +94,10 @@ def look(
 
 def page(agent: Agent, name: str, episodes: Sequence[Episode], deterministic: bool) -> str:
     """The page as text: template, style, script, and data as JSON. Nothing in the data can end the script or run."""
-    data = described(agent, name, episodes, deterministic)
+    data = page_data(agent, name, episodes, deterministic)
     room = LARGEST_PAGE - len(as_json(data)) - 50_000
     frames = [drawn for episode in episodes for drawn in frames_of(agent, episode)]
-    data["pictures"], numbers = compressed(frames, max(room, LEAST_PICTURES))
+    data["pictures"], numbers = compress(frames, max(room, LEAST_PICTURES))
     for episode, drawn in zip(episodes, data["episodes"], strict=True):
         count = len(frames_of(agent, episode))
         drawn["picture"], numbers = numbers[:count], numbers[count:]

@@ -158,7 +158,7 @@ class Watch:
     def _listen(self, stack: ExitStack, calls: list[tuple[Record, Tensor]], chosen: list[int]) -> None:
         """Collect calls of the backbone, and which of several candidates critics choose, while ``stack`` is open."""
 
-        def judged(module: Any, args: Any, values: Tensor) -> None:
+        def note_choice(module: Any, args: Any, values: Tensor) -> None:
             if self.decider is not None and values.shape[-1] == len(self.decider.jitter) > 1:
                 chosen[:] = values.amin(0).argmax(1).tolist()
 
@@ -167,7 +167,7 @@ class Watch:
 
         stack.enter_context(recording(self.backbone, lambda: Record(weights=True, attention={}), collect))
         if isinstance(self.agent, DecisionTransformer) and self.agent.policy.critics is not None:
-            stack.callback(self.agent.policy.critics.register_forward_hook(judged).remove)
+            stack.callback(self.agent.policy.critics.register_forward_hook(note_choice).remove)
 
     def _returns_to_go(self, state: Any) -> tuple[float | None, float | None]:
         """Return-to-go that was asked for in the last step, and what a return head predicted."""

@@ -26,8 +26,8 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import record
 from rltransformers.envs import make_vec_env
 from rltransformers.look import look, watch
-from rltransformers.look.data import action_kind, rounded
-from rltransformers.look.pack import compressed, packed_attention
+from rltransformers.look.data import action_kind, round_numbers
+from rltransformers.look.pack import compress, pack_attention
 from rltransformers.look.page import LARGEST_PAGE, as_json, page
 from rltransformers.look.watch import Episode, by_step, play
 from rltransformers.policies.memory_policy import MemoryPolicy, StepInputs
@@ -178,7 +178,7 @@ def test_values_are_told_in_rewards() -> None:
     (episode,) = play(agent, "CartPole-v1", **SETTINGS | {"env_kwargs": DRAWN})
     tracks = {each["name"]: each["lines"][0]["values"] for each in content_of(agent, episode)["tracks"]}
     values = [float(output.value) * agent.reward_unit for output in episode.outputs]
-    assert tracks["value"] == rounded(values)
+    assert tracks["value"] == round_numbers(values)
     assert tracks["value error"][0] == pytest.approx(1 + agent.gamma * values[1] - values[0], rel=1e-3)
     assert tracks["value error"][-1] is None or episode.ended, "what follows on a cut episode is unknown"
     assert tracks["surprise"][0] == pytest.approx(-float(episode.outputs[0].log_prob), rel=1e-3)
@@ -209,7 +209,7 @@ def test_what_is_no_picture_is_said(drawn: Any) -> None:
 def test_attention_is_packed_with_small_errors() -> None:
     agent = online()
     (episode,) = play(agent, CUE, **SETTINGS)
-    packed = zlib.decompress(base64.b64decode(packed_attention(episode, {"layer0": (4, 7), "layer1": (4, 7)})))
+    packed = zlib.decompress(base64.b64decode(pack_attention(episode, {"layer0": (4, 7), "layer1": (4, 7)})))
     rows = [
         masses[layer][head, :, 0] for layer in ("layer0", "layer1") for head in range(4) for masses in episode.attention
     ]
@@ -250,12 +250,12 @@ def test_a_page_of_500_steps_stays_below_five_megabytes() -> None:
 def test_pictures_fit_and_equal_ones_are_kept_once() -> None:
     generator = np.random.default_rng(0)
     noise = [*generator.integers(0, 256, (40, 80, 90, 3), np.uint8)]
-    pictures, number = compressed([*noise, *noise], 200_000)
+    pictures, number = compress([*noise, *noise], 200_000)
     assert sum(map(len, pictures)) <= 200_000 and len(pictures) == 40 and number == [*range(40)] * 2
-    pictures, number = compressed(noise, 4_000)
+    pictures, number = compress(noise, 4_000)
     assert sum(map(len, pictures)) <= 4_000 and max(number) == len(pictures) - 1 < 39 and number == sorted(number)
     small = generator.integers(0, 256, (5, 6, 3), np.uint8)
-    ((picture,), _) = compressed([small], 4_000)
+    ((picture,), _) = compress([small], 4_000)
     with Image.open(io.BytesIO(base64.b64decode(picture))) as image:
         np.testing.assert_array_equal(np.asarray(image.convert("RGB")), small)
 

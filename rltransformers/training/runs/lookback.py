@@ -90,14 +90,14 @@ def recording(
 
     step = backbone.step
 
-    def watched(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def step_with_record(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         record = make()
         result = step(x, *args, **kwargs, record=record)
         collect(record, x)
         return result
 
     handles = [backbone.register_forward_pre_hook(ask, with_kwargs=True), backbone.register_forward_hook(hand_on)]
-    backbone.step = watched  # type: ignore[method-assign]  # of this backbone, for as long as it is watched
+    backbone.step = step_with_record  # type: ignore[method-assign]  # of this backbone, for as long as it is watched
     try:
         yield
     finally:
