@@ -6,7 +6,7 @@ import json
 import pickle
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,15 @@ class Payload:
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder to run in, with the module ``stranger`` and nothing owned yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "stranger", raising=False)
     (tmp_path / "minari").mkdir()
     (tmp_path / "stranger.py").write_text(STRANGER)
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("stranger", None)
 
 
 def owned() -> bool:

@@ -117,7 +117,7 @@ def test_programs_that_a_suite_names_want_trust(
 ) -> None:
     monkeypatch.setattr(reproduce.Work, "_run", lambda self, missing, engine, jobs: 0)
     path = write(
-        {"datasets": {"tiny/cartpole-v0": "--env CartPole-v1 --behavior stranger:act --steps 9"}},
+        {"datasets": {"tiny/missing-v0": "--env CartPole-v1 --behavior stranger:act --steps 9"}},
         config=str(tmp_path / "offline.yaml"), score="return", target=20, variants={"DT": {}}, seeds=1,
     )  # fmt: skip
     words = [str(path), "--results", str(tmp_path / "out")]
