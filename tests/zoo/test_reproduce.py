@@ -116,8 +116,9 @@ def test_programs_that_a_suite_names_want_trust(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reproduce.Work, "_run", lambda self, missing, engine, jobs: 0)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))  # where nothing was recorded yet
     path = write(
-        {"datasets": {"tiny/missing-v0": "--env CartPole-v1 --behavior stranger:act --steps 9"}},
+        {"datasets": {"tiny/cartpole-v0": "--env CartPole-v1 --behavior stranger:act --steps 9"}},
         config=str(tmp_path / "offline.yaml"), score="return", target=20, variants={"DT": {}}, seeds=1,
     )  # fmt: skip
     words = [str(path), "--results", str(tmp_path / "out")]
