@@ -1,8 +1,6 @@
 """Pictures of who attends to whom, drawn from what attention itself reports while a backbone acts step by step."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,16 +11,14 @@ from rltransformers.attention.layer import Attention
 from rltransformers.attention.reach import Columns
 from rltransformers.attention.roles import Objective
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig, Record
-from rltransformers.core.spec import Spec
 from rltransformers.functional.call import Tokens
 
 STEPS = 40
-ZERO = torch.zeros(1, dtype=torch.int)
 Cells = Bool[Tensor, "T T"]
-CELL, GAP = 4, 20
-"""Pixels of a step, and around a square of them."""
-READ, SUMMARIES, PAST, TEXT = "#2f7de1", ("#e08a1e", "#e0b36c"), "#80808026", "#808080"
-"""Colors that can be seen on white and on black: keys, summaries in turn, earlier steps that are not read, words."""
+READ, SUMMARIES, PAST = "#2f7de1", ("#e08a1e", "#e0b36c"), "#80808026"
+"""Colors that can be seen on white and on black: keys, summaries in turn, earlier steps that are not read."""
+EXAMPLE = 0
+"""Of the heads of all layers, the one that an overview shows."""
 
 PICTURES: dict[str, dict[str, dict[str, Any]]] = {
     "pattern": {
@@ -47,7 +43,6 @@ PICTURES: dict[str, dict[str, dict[str, Any]]] = {
         "schedule": {"pattern": [[{"name": "band", "window": 4}, {"name": "dilated", "window": 6, "dilation": 5}],
                                  "full"], "heads": 2, "layers": 2},
     },
-    "span": {"multi_scale": {"span": {"name": "multi_scale", "windows": [4, 12, 28]}, "heads": 3}},
 }  # fmt: skip
 """What is drawn, by slot and name; heads and layers only where they differ."""
 
@@ -80,47 +75,12 @@ class Watch(Objective):
         self.columns.append(columns)
 
 
-def pages(folder: Path) -> dict[Path, str]:
-    """The text (SVG) of every picture: one per mechanism, and one of all mechanisms of a slot with several of them."""
-    texts = {}
-    for axis, names in PICTURES.items():
-        panels = {name: panels_of(axis, name) for name in names}
-        for name, own in panels.items():
-            texts[folder / path(axis, name)] = drawing(own, CELL, len(own), axes=True)
-        if len(names) > 1:
-            firsts = [(name, cells) for name, ((_, cells), *_) in panels.items()]
-            texts[folder / path(axis)] = drawing(firsts, CELL // 2, 6)
-    return texts
-
-
-def path(axis: str, name: str = "") -> str:
-    """Of a picture, from the pages."""
-    return f"masks/{axis}-{name}.svg" if name else f"masks/all-{axis}.svg"
-
-
-def overview(axis: str) -> Iterator[str]:
-    """The lines of a page that show all masks of a slot and say how to read them."""
-    if axis not in PICTURES:
-        return
-    yield f"A picture shows the first {STEPS} steps of an episode. Row t is step t, its columns are the steps up to t."
-    if axis == "pattern":  # whose entries alone have summaries
-        yield "Blue ones are read, orange ones are read as part of a summary (the color changes with every summary),"
-        yield "gray ones are not read."
-    else:
-        yield "Blue ones are read, gray ones are not."
-    if len(PICTURES[axis]) > 1:
-        yield from [
-            "",
-            f"![The masks of all entries of {axis}, with the settings of their sections; one head each.]({path(axis)})",
-        ]
-    yield ""
-
-
-def line(spec: Spec) -> Iterator[str]:
-    """The lines of a page that show the mask of a mechanism, if there is a picture of it."""
-    if spec.name in PICTURES.get(spec.axis, {}):
-        yield f"![Mask of {spec.name}: {spec.summary.replace('`', '')}]({path(spec.axis, spec.name)})"
-        yield ""
+def legend(axis: str) -> str:
+    """How to read the pictures of a slot."""
+    return (
+        "Blue ones are read, orange ones are read as part of a summary (the color changes with every summary), gray "
+        "ones are not read."
+    )
 
 
 def panels_of(axis: str, name: str) -> list[tuple[str, dict[str, Cells]]]:
@@ -182,34 +142,3 @@ def influence(backbone: Backbone) -> Cells:
     out, _ = backbone(x)
     rows = [torch.autograd.grad(out[0, t].square().sum(), x, retain_graph=True)[0] for t in range(STEPS)]
     return torch.cat(rows).abs().amax(-1) > 0
-
-
-def drawing(panels: Sequence[tuple[str, dict[str, Cells]]], cell: int, across: int, axes: bool = False) -> str:
-    """Squares with their titles in rows of ``across``, as SVG; a step has ``cell`` pixels."""
-    side = STEPS * cell + GAP
-    down = -(-len(panels) // across)
-    width, height = across * side + GAP, down * side + GAP
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="sans-serif" font-size="11" fill="{TEXT}">'
-    ]
-    for number, (name, cells) in enumerate(panels):
-        x, y = GAP + number % across * side, GAP + number // across * side
-        if name:
-            parts.append(f'<text x="{x}" y="{y - 6}">{name}</text>')
-        parts.append(f'<g transform="translate({x} {y}) scale({cell})" shape-rendering="crispEdges">')
-        parts += [f'<path fill="{color}" d="{outline(chosen)}"/>' for color, chosen in cells.items() if chosen.any()]
-        parts.append("</g>")
-    if axes:
-        parts.append(f'<text x="{GAP}" y="{height - 6}">earlier steps →</text>')
-        parts.append(f'<text transform="translate(7 {GAP}) rotate(90)">steps →</text>')
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def outline(cells: Cells) -> str:
-    """The path around the runs of cells in every row."""
-    return "".join(
-        f"M{start} {row}h{end - start}v1h{start - end}z"
-        for row, columns in enumerate(cells.int())
-        for start, end in torch.nonzero(columns.diff(prepend=ZERO, append=ZERO)).view(-1, 2).tolist()
-    )

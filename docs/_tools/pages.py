@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from docs._tools import masks
+from docs._tools import pictures
 from rltransformers.backbone import AXES, PRESETS, catalogue
 from rltransformers.backbone.presets import INITIAL
 from rltransformers.core.spec import Spec
@@ -57,7 +57,7 @@ def pages(folder: Path) -> dict[Path, str]:
     for axis, specs in mechanisms().items():
         found[folder / f"{axis}.md"] = "\n".join(slot(axis, specs)) + "\n"
     found[folder / "preset.md"] = "\n".join(presets()) + "\n"
-    return found | masks.pages(folder)
+    return found | pictures.pages(folder)
 
 
 def index() -> Iterator[str]:
@@ -85,7 +85,7 @@ def slot(axis: str, specs: Sequence[Spec]) -> Iterator[str]:
     text = decides(axis)
     yield from [f"# {axis}", "", f"{text[0].upper()}{text[1:]}. {NOTES.get(axis, '')}".rstrip()]
     yield from ["[All slots](README.md).", ""]
-    yield from masks.overview(axis)
+    yield from pictures.overview(axis)
     yield from ["| name | id | in one sentence |", "|---|---|---|"]
     for spec in specs:
         yield report.line([f"[`{spec.name}`](#{spec.name})", spec.id, sentence(spec)])
@@ -103,9 +103,9 @@ def sentence(spec: Spec) -> str:
 def entry(spec: Spec) -> Iterator[str]:
     """Paragraphs about one mechanism."""
     yield from [f"{sentence(spec)}.", ""]
-    yield from masks.line(spec)
+    yield from pictures.line(spec)
     yield f"- computes: `{spec.formula}`"
-    if shown := masks.PICTURES.get(spec.axis, {}).get(spec.name):
+    if shown := pictures.settings(spec):
         yield f"- in the picture: {', '.join(f'`{key}: {written(value)}`' for key, value in shown.items())}"
     if spec.settings:
         yield f"- chosen by: `{spec.settings}`"

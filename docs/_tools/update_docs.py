@@ -1,4 +1,4 @@
-"""Writes into the documents what is known elsewhere: the catalogue of mechanisms, with pictures of masks, the figures
+"""Writes into the documents what is known elsewhere: the catalogue of mechanisms, with pictures, the figures
 of docs/benchmarks/*.csv, the results in docs/results/*.csv; the page that a package index shows; the catalogue that the
 command line reads; the tutorials as notebooks.
 

@@ -1,0 +1,119 @@
+"""Pictures of what a mechanism alone makes of attention: its weights where all contents score alike."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from docs._tools.masks import PAST, READ, STEPS, Cells, Watch, title
+from rltransformers.attention.layer import Attention
+from rltransformers.attention.reach import Columns
+from rltransformers.backbone import PLAIN, Backbone, BackboneConfig, Record
+from rltransformers.functional.call import Tokens
+
+KINDS, FACTOR = 4, 4.0
+"""Kinds of steps in an episode; how much larger random weights are than at the start of a training."""
+EXAMPLE = -1
+"""Of the heads of all layers, the one that an overview shows."""
+SHADES = {0.02: "30", 0.1: "60", 0.3: "90", 0.6: "c0", 0.9: "ff"}
+"""Opacity of the color from a share of the largest weight of the row on."""
+
+PICTURES: dict[str, dict[str, dict[str, Any]]] = {
+    "position": {
+        "t5": {"position": {"name": "t5", "buckets": 12, "max_distance": 40}},
+        "alibi": {"position": "alibi", "heads": 3},
+    },
+    "prior": {
+        "gaussian_transformer": {"prior": "gaussian_transformer"},
+        "gaussian_predicted": {"prior": "gaussian_predicted", "heads": 2},
+        "realformer": {"prior": "realformer", "layers": 2},
+        "lazyformer": {"prior": "lazyformer", "layers": 2},
+        "predictive": {"prior": {"name": "predictive", "alpha": 0.5}, "layers": 2},
+        "camtl": {"prior": {"name": "camtl", "task": 0, "block": 8, "blocks": 2}},
+        "forget": {"prior": {"name": "forget", "bias": 2.0}, "heads": 2},
+    },
+    "span": {
+        "adaptive": {"span": {"name": "adaptive", "ramp": 8, "initial": 0.3}},
+        "adaptive_dynamic": {"span": {"name": "adaptive_dynamic", "ramp": 8, "bias": -2.0}},
+        "multi_scale": {"span": {"name": "multi_scale", "windows": [4, 12, 28]}, "heads": 3},
+    },
+}
+"""What is drawn, by slot and name; heads and layers only where they differ."""
+FACTORS = {"t5": 40.0}
+"""Where ``FACTOR`` is too little to be seen."""
+LEGEND = (
+    "The darker the blue, the larger the weight with which a step is read where all contents score alike, in the last "
+    f"layer; gray is less than {min(SHADES):.0%} of the largest weight of the row. Steps are of {KINDS} kinds in "
+    f"random order, random weights {FACTOR:.0f} times as large as at the start of a training"
+)
+
+
+class Weights(Watch):
+    """Keeps the weights of every layer, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
+
+    def of_weights(self, weights: Tensor, columns: Columns, tokens: Tokens) -> None:
+        super().of_weights(weights, columns, tokens)
+        self.weights.append(weights)
+
+
+def legend(axis: str) -> str:
+    """How to read the pictures of a slot."""
+    others = ", ".join(f"of `{name}` {FACTORS[name]:.0f} times" for name in PICTURES[axis] if name in FACTORS)
+    return f"{LEGEND}{', ' if others else ''}{others}."
+
+
+def panels_of(axis: str, name: str) -> list[tuple[str, dict[str, Cells]]]:
+    """For every head of every layer: title, and the cells of every color."""
+    return [(text, colored(shares)) for text, shares in shares_of(axis, name).items()]
+
+
+@torch.no_grad()
+def shares_of(axis: str, name: str) -> dict[str, Float[Tensor, "T T"]]:
+    """For every head of every layer, by title: the weight of every earlier step, divided by the largest of the row."""
+    torch.manual_seed(0)
+    sizes = {"width": 24, "heads": 1, "layers": 1, "memory": STEPS - 1, "position": "none"}
+    backbone = Backbone(BackboneConfig(**{**PLAIN, **sizes, **PICTURES[axis][name]})).double()
+    mixers = [mixer for mixer in backbone.mixers() if isinstance(mixer, Attention)]
+    watch = Weights()
+    for mixer in mixers:
+        mixer.plan.objectives, mixer.plan.judges_weights = (watch,), True
+        for parameter in mixer.parameters():
+            if parameter.numel() > 1 and parameter.std() > 0:  # it was drawn at random
+                parameter.mul_(FACTORS.get(name, FACTOR))
+    forget_contents(mixers[-1])
+    steps = torch.randn(KINDS, backbone.width).double()[torch.randint(KINDS, (STEPS,))]
+    state, shares = None, dict[str, Tensor]()
+    for t in range(STEPS):
+        watch.columns.clear()
+        watch.weights.clear()
+        _, state = backbone(steps[None, t : t + 1], state, record=Record())
+        for layer, (columns, weights) in enumerate(zip(watch.columns, watch.weights, strict=True)):
+            (distance,) = columns.distances()
+            for head, row in enumerate(weights[0, :, 0]):
+                text = title(layer, len(mixers), head, weights.shape[1])
+                square = shares.setdefault(text, torch.zeros(STEPS, STEPS).double())
+                back = distance[0, 0, 0]
+                square[t, t - back[back <= t]] = row[back <= t] / row.max()
+    return shares
+
+
+def forget_contents(mixer: Attention) -> None:
+    """Set the keys of a layer to zero, so that all contents score alike."""
+    if mixer.prior.takes_weights:  # it has no keys
+        return
+    first, count = mixer.score.own, mixer.dims.kv_heads * mixer.dims.head_dim
+    for parameter in mixer.project.parameters():
+        parameter[first : first + count] = 0.0
+
+
+def colored(shares: Float[Tensor, "T T"]) -> dict[str, Cells]:
+    """The cells of every color."""
+    level = torch.bucketize(shares, torch.tensor([*SHADES]).double(), right=True)
+    past = torch.ones(STEPS, STEPS, dtype=torch.bool).tril()
+    colors = [PAST, *(f"{READ}{opacity}" for opacity in SHADES.values())]
+    return {color: past & (level == number) for number, color in enumerate(colors)}
