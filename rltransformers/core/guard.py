@@ -308,7 +308,7 @@ class Guard(FiniteVecEnv):
 
 
 _MOVES = "rltransformers_moves"
-_MOVERS = ("reset", "reset_async", "step", "step_async")
+_MOVERS = ("reset", "reset_async", "step", "step_async", "reset_tensors", "step_tensors")
 _CALLER = "env_method"  # which calls a method of environments in other processes by its name
 
 

@@ -121,6 +121,15 @@ class RolloutBuffer:
         self.last_values = torch.zeros(lead, device=self.device)
         self._values, self._log_probs = [nothing] * self.n_steps, [nothing] * self.n_steps
 
+    def take_tensors(self) -> None:
+        """Store rewards and flags as tensors from now on until the next ``reset``: ``add`` then takes tensors alone."""
+        for name in ("rewards", "first", "episode_ends", "truncated", "counts"):
+            setattr(self, name, torch.as_tensor(getattr(self, name), device=self.device))
+
+    def actions_so_far(self) -> Leaves:
+        """Actions by path [E, T, ...] of the steps that were added."""
+        return {path: torch.stack([each[path] for each in self._actions], 1) for path in self.action_leaves}
+
     def add(
         self,
         observations: Mapping[str, Tensor],

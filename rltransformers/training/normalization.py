@@ -78,7 +78,7 @@ def pack_normalization(env: VecNormalize) -> dict[str, Any]:
     """Settings and running statistics of ``env``, as tensors and JSON values."""
     return {
         "settings": {name: getattr(env, name) for name in _SETTINGS},
-        "observations": {path: pack_moments(rms) for path, rms in _of_observations(env).items()},
+        "observations": {path: pack_moments(rms) for path, rms in of_observations(env).items()},
         "returns": pack_moments(env.ret_rms),
         "running_returns": torch.as_tensor(env.returns),
     }
@@ -98,7 +98,7 @@ def with_normalizer(env: VecEnv, packed: Mapping[str, Any] | None) -> VecEnv:
 def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], sharing: Sharing | None = None) -> None:
     """Let ``wrapper`` go on from packed statistics; of running returns it takes those of this process."""
     if wrapper.norm_obs:
-        targets = _of_observations(wrapper)
+        targets = of_observations(wrapper)
         for path, moments in packed["observations"].items():
             set_moments(targets[path], moments, f"normalization.observations.{path}")
     set_moments(wrapper.ret_rms, packed["returns"], "normalization.returns")
@@ -280,7 +280,7 @@ def _settings(values: Any, prefix: str = "") -> dict[str, Any]:
     return check_settings(_SETTINGS, bounded, prefix)
 
 
-def _of_observations(wrapper: VecNormalize) -> dict[str, RunningMeanStd]:
+def of_observations(wrapper: VecNormalize) -> dict[str, RunningMeanStd]:
     """Running statistics of the leaves of the observation that are normalized."""
     found: Any = wrapper.obs_rms if wrapper.norm_obs else {}  # which it has only where it normalizes them
     return found if isinstance(found, dict) else {"": found}

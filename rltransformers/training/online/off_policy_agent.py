@@ -27,6 +27,7 @@ from rltransformers.policies.replay_policy import ReplayPolicy
 from rltransformers.training.normalization import check_outermost, wrapper_between
 from rltransformers.training.online import replay_data
 from rltransformers.training.online.online_agent import OnlineAgent
+from rltransformers.training.online.tensor_rollouts import collect_steps
 from rltransformers.training.update import memory_panel
 
 MemoryRefresh = Literal["never", "update"]
@@ -95,6 +96,9 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
         log_interval: int | None = None,
     ) -> RolloutReturn:
         """``train_freq`` steps of every environment, into the replay; says whether a callback ends training."""
+        if self._tensors is not None:
+            steps = train_freq.frequency
+            return collect_steps(self, self._tensors, callback, steps, replay_buffer, log_interval)
         policy, episodes, before = self.policy, self._episode_num, self.num_timesteps
         policy.set_training_mode(False)
         callback.on_rollout_start()

@@ -24,6 +24,7 @@ from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.online_agent import OnlineAgent
+from rltransformers.training.online.tensor_rollouts import collect_segments
 
 BYTES_BESIDE = 24
 """Of a step beside its observation: action, reward, value, log-probability, last value, flags; at least."""
@@ -70,6 +71,8 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         all of them end.
         """
         buffer: RolloutBuffer = rollout_buffer
+        if self._tensors is not None:
+            return collect_segments(self, self._tensors, callback, buffer, n_rollout_steps)
         carry, policy = self.carry, self._actor
         carry.rollout_from = before = self.num_timesteps
         policy.set_training_mode(False)

@@ -113,7 +113,7 @@ def tensors_of(agent: Any) -> dict[str, Any]:
         normalization = normalization | {"running_returns": sharing.to_leader(normalization["running_returns"])}
     observed = starts = state = None
     if agent._last_obs is not None:
-        observed = {path: to_tensor(np.asarray(leaf), CPU) for path, leaf in nested_leaves(agent._last_obs).items()}
+        observed = {path: to_tensor(leaf, CPU) for path, leaf in nested_leaves(agent._last_obs).items()}
         starts = to_tensor(agent._last_episode_starts, CPU)
         state = None if agent.env is None else environment_state(agent.env)
     states = sharing.all_gather_object(state)

@@ -88,6 +88,9 @@ def pack_observation(normalizer: VecNormalize | None, observation: Any, stored: 
     """``raw_observation`` for a checkpoint; None without ``VecNormalize`` or observation."""
     if normalizer is None or observation is None:
         return None
+    seen = nested_leaves(vars(normalizer).get("old_obs", {}))
+    if any(isinstance(leaf, Tensor) for leaf in seen.values()):  # of a rollout that runs in tensors
+        return {path: leaf.to(CPU) for path, leaf in seen.items()}
     return {path: to_tensor(leaf, CPU) for path, leaf in raw_observation(normalizer, observation, stored).items()}
 
 

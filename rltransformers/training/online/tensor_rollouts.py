@@ -1,0 +1,422 @@
+"""Rollouts of online agents in a ``TensorVecEnv``, whose steps copy nothing to the host. E environments, T steps.
+
+What is looked at in every step in numpy is looked at once behind the rollout: values that are not finite, episodes that
+ended, and those that a limit cut.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import RolloutReturn
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from torch import Tensor
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.guard import attempt
+from rltransformers.core.spaces import Space, nest_leaves
+from rltransformers.data.replay import SegmentReplay
+from rltransformers.data.rollout import RolloutBuffer
+from rltransformers.envs.tensors.base import LazyArray, Leaves, StepInfos, TensorStep, TensorVecEnv, action_types
+from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
+from rltransformers.training.tensor_statistics import TensorStatistics
+
+
+def inner_tensors(env: VecEnv | None) -> TensorVecEnv | None:
+    """The environments in ``env`` that can be stepped in tensors: a ``TensorVecEnv``, also in ``VecNormalize``.
+
+    None within other wrappers, which know numpy alone.
+    """
+    inside = env.venv if isinstance(env, VecNormalize) else env
+    return inside if isinstance(inside, TensorVecEnv) else None
+
+
+def tensors_of(agent: Any) -> TensorVecEnv | None:
+    """The environments of an agent where it steps them in tensors; None where in numpy.
+
+    Raises:
+        ConfigError: where they are on another device than the agent, or several processes share the training.
+    """
+    env = inner_tensors(agent.env)
+    if env is None:
+        return None
+    if env.device.type != agent.device.type:
+        raise ConfigError(
+            f"the environments are on {env.device}, the agent is on {agent.device}: make both with the same device (in "
+            "a config environment.kwargs.device and algorithm.device)"
+        )
+    if not agent.sharing.is_single:
+        raise ConfigError(
+            f"environments in tensors are stepped by one process, not by {agent.sharing.size}: leave torchrun out, or "
+            "take environments in numpy"
+        )
+    return env
+
+
+class Step(NamedTuple):
+    """A step of all environments as an agent learns from it."""
+
+    observations: Leaves  # that act next, as the policy sees them
+    rewards: Tensor  # float32 [E], scaled
+    raw: TensorStep  # as the environments gave it
+    last: Leaves | None  # last observations of episodes, as the policy sees them; None where they are not told
+    cut: Tensor  # bool [E], episodes that a limit ended
+    ended: Tensor  # bool [E], episodes that ended
+
+
+class TensorRollout:
+    """The environments of an agent while it collects one rollout; counts for it as ``OnlineAgent`` does in numpy.
+
+    Attributes:
+        leaves: the newest observations as the policy takes them.
+        starts: which of them begin an episode, bool [E].
+    """
+
+    def __init__(self, agent: Any, env: TensorVecEnv) -> None:
+        self.agent, self.env = agent, env
+        scale, self._normalizer = agent._own_scale, agent._vec_normalize_env
+        self._statistics = TensorStatistics(self._normalizer, scale, agent.gamma, agent.device)
+        self._types = action_types(env.action_space)
+        self._observed = _checked_leaves(env.observation_space)
+        self._good: list[Tensor] = []
+        self._ends: list[tuple[TensorStep, Tensor]] = []
+        self._first_step = agent.num_timesteps
+
+    @contextmanager
+    def running(self) -> Iterator["TensorRollout"]:
+        """Within the block, statistics are on the device; behind it, they and the episodes are where numpy has them.
+
+        Raises:
+            DataError: behind the block, for values that are not finite or outside their space; statistics are then as
+                they were before.
+        """
+        agent = self.agent
+        if agent._guard.moves != agent._moves:
+            agent._reset_environments()
+        self._statistics.begin()
+        keep = True
+        try:
+            self._see(_by_path(agent._observation))
+            self.starts = torch.as_tensor(agent._last_episode_starts, device=agent.device)
+            yield self
+            keep = False
+            self._check()
+            keep = True
+        finally:
+            self._statistics.end(keep)
+        self._tell_episodes()
+
+    def reset(self) -> None:
+        """Begin new episodes everywhere."""
+        agent = self.agent
+        leaves = attempt(self.env, lambda: "in step 0", self.env.reset_tensors)
+        self._see(self._statistics.first(leaves))
+        self.starts = torch.ones_like(self.starts)
+        agent._last_episode_starts = self.starts
+
+    @property
+    def was_moved(self) -> bool:
+        """Whether somebody else has reset or stepped the environments."""
+        return bool(self.agent._guard.moves != self.agent._moves)
+
+    def raw_leaves(self) -> Leaves:
+        """The newest observations before ``VecNormalize``, and masks that are a part of them."""
+        agent = self.agent
+        seen = agent._observation if self._normalizer is None else vars(self._normalizer).get("old_obs", {})
+        seen = seen if len(seen) else agent._raw_obs
+        return {path: torch.as_tensor(leaf, device=agent.device) for path, leaf in _by_path(seen).items()}
+
+    def step(self, actions: Mapping[str, Tensor], state: PolicyState) -> Step:
+        """Take a step with ``actions`` of the policy, which left ``state``."""
+        agent, starts = self.agent, self.starts
+        executed = executed_actions(agent._actor.action_head, agent.action_space, actions, self._types)
+        raw: TensorStep = attempt(self.env, self._when, self.env.step_tensors, executed)
+        self._good.append(self._looks_good(raw))
+        observations = self._statistics.observed(raw.observations, takes=True)
+        rewards = self._statistics.earned(raw.rewards, starts, raw.ended)
+        last = None if raw.last_observations is None else self._statistics.observed(raw.last_observations, takes=False)
+        agent.num_timesteps += agent.n_envs
+        agent._rollout_counts.steps += agent.n_envs
+        agent.carry.acting = replace(state, previous_reward=rewards.to(state.previous_reward.dtype))
+        self.starts = agent._last_episode_starts = raw.ended
+        self._see(observations)
+        self._ends.append((raw, raw.ended))
+        return Step(observations, rewards, raw, last, raw.truncated, raw.ended)
+
+    def shown(self, step: Step) -> tuple[Any, LazyArray, LazyArray, StepInfos]:
+        """Observations, rewards, ends and infos for callbacks; but for the first they are copied if one looks."""
+        ends, infos = LazyArray(step.raw.ended), StepInfos(step.raw, self.env._arrays)
+        return self.agent._observation, LazyArray(step.rewards), ends, infos
+
+    def _see(self, leaves: Leaves) -> None:
+        agent = self.agent
+        agent._observation = leaves.get("", leaves)
+        agent._moves = agent._guard.moves
+        self.leaves = agent._actor.leaves_to_tensors(leaves)
+
+    def _when(self) -> str:
+        return f"at step {self.agent._steps_of_run() + 1} of this run"
+
+    def _looks_good(self, step: TensorStep) -> Tensor:
+        """Which environments gave a finite reward and an observation of their space, bool [E]."""
+        good = step.rewards.isfinite()
+        for path, space in self._observed.items():
+            rows = step.observations[path].flatten(1) if step.observations[path].dim() > 1 else step.observations[path]
+            if isinstance(space, spaces.Discrete):
+                fits = (rows >= int(space.start)) & (rows < int(space.start + space.n))
+            else:
+                fits = rows.isfinite() if rows.dim() == 1 else rows.isfinite().all(1)
+            good = good & fits
+        return good
+
+    def _check(self) -> None:
+        if not self._good:
+            return
+        good = torch.stack(self._good, 1)
+        if bool(good.all()):
+            return
+        steps = (~good).any(0).nonzero()[0].item()
+        row = (~good[:, int(steps)]).nonzero()[0].item()
+        step = self._first_step // self.agent.n_envs + int(steps) + 1
+        raise DataError(
+            f"observation or reward of environment {row} at step {step} of this run is not finite, or no class of its "
+            "space; look for a division by zero or an overflow in the environment"
+        )
+
+    def _tell_episodes(self) -> None:
+        """Hand the episodes that ended to the means of Stable-Baselines3, in the order of steps and environments."""
+        agent = self.agent
+        if not self._ends:
+            return
+        steps, rows = torch.stack([ended for _, ended in self._ends]).nonzero(as_tuple=True)
+        raw = [step for step, _ in self._ends]
+
+        def column(values: list[Tensor]) -> list[Any]:
+            return list(torch.stack(values)[steps, rows].tolist())
+
+        returns, lengths = column([step.returns for step in raw]), column([step.lengths for step in raw])
+        agent.ep_info_buffer.extend({"r": r, "l": length} for r, length in zip(returns, lengths, strict=True))
+        if raw[0].successes is not None:
+            agent.ep_success_buffer.extend(column([cast(Tensor, step.successes) for step in raw]))
+
+
+def _by_path(observation: Any) -> Any:
+    return observation if isinstance(observation, Mapping) else {"": observation}
+
+
+def _checked_leaves(space: Space) -> dict[str, Space]:
+    """Leaves whose values are looked at: fractions, and classes of a Discrete."""
+    leaves = dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
+    return {
+        path: leaf
+        for path, leaf in leaves.items()
+        if isinstance(leaf, spaces.Discrete) or (isinstance(leaf, spaces.Box) and np.dtype(leaf.dtype).kind == "f")
+    }
+
+
+def executed_actions(
+    head: ActionHead, space: Space, actions: Mapping[str, Tensor], types: Mapping[str, torch.dtype]
+) -> Any:
+    """Actions of a policy as environments of tensors take them, nested as their space; Boxes clipped."""
+    leaves = {path: value.to(types[path]) for path, value in head.execute(actions).items()}
+    return nest_leaves(space, leaves)
+
+
+# On policy
+
+
+def collect_segments(
+    agent: Any, env: TensorVecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+) -> bool:
+    """``OnPolicyMemoryAgent.collect_rollouts`` in tensors: the same segments, from the same random numbers."""
+    buffer: Any = rollout_buffer  # which holds tensors here
+    carry, policy = agent.carry, agent._actor
+    carry.rollout_from = agent.num_timesteps
+    policy.set_training_mode(False)
+    buffer.reset(policy.without_cache(carry.acting))
+    buffer.take_tensors()
+    callback.on_rollout_start()
+    segment_before = carry.segment if agent.memory_refresh == "epoch" else None
+    carry.segment = None
+    cuts = Cuts()
+    with TensorRollout(agent, env).running() as rollout:
+        for _ in range(n_rollout_steps):
+            leaves, episode_starts = rollout.leaves, rollout.starts
+            noise = policy.action_head.draw(agent.n_envs, agent._action_generator)
+            actions, values, log_probs, state = policy.step(
+                leaves, carry.acting, episode_starts, noise, overwrites=True
+            )
+            step = rollout.step(actions, state)
+            new_obs, rewards, dones, infos = rollout.shown(step)
+            callback.update_locals(locals())
+            if not callback.on_step():
+                return bool(agent._give_up())
+            if rollout.was_moved:  # by the callback: these episodes end here, as cut by a limit
+                step = _cut_all(step)
+                rollout.reset()
+            buffer.add(leaves, actions, step.rewards, episode_starts, step.ended, values, log_probs, True)
+            cuts.add(step, values)
+    cuts.value(policy, buffer, agent._rows_per_batch())
+    last_values = policy.values(rollout.leaves, carry.acting, rollout.starts)
+    carry.before = segment_before
+    carry.segment = buffer.finish(last_values, agent.gamma, agent.gae_lambda)
+    callback.update_locals(locals())
+    callback.on_rollout_end()
+    return True
+
+
+def _cut_all(step: Step) -> Step:
+    """The step after which every episode that goes on is cut, at the observation that would have acted next."""
+    ended, last = step.raw.ended, None
+    if step.last is not None:
+        last = {
+            path: torch.where(ended.view(-1, *[1] * (leaf.dim() - 1)), step.last[path], leaf)
+            for path, leaf in step.observations.items()
+        }
+    return step._replace(last=last, cut=step.cut | ~ended, ended=torch.ones_like(ended))
+
+
+class Cuts:
+    """Episodes of a rollout that a limit cut, which are valued at their true last observation.
+
+    Acting would have to look in every step whether there is one. Here all of them are valued together behind the
+    rollout: its segments are encoded once more, with the last observation of a cut episode as a step of its own before
+    the episode that follows, which sees nothing of it.
+    """
+
+    def __init__(self) -> None:
+        self._cut: list[Tensor] = []
+        self._lengths: list[Tensor] = []
+        self._last: list[Leaves | None] = []
+        self._values: list[Tensor] = []
+
+    def add(self, step: Step, values: Tensor) -> None:
+        """Remember a step, and the values [E] of the observations before it."""
+        self._cut.append(step.cut)
+        self._lengths.append(step.raw.lengths)
+        self._last.append(step.last)
+        self._values.append(values)
+
+    @torch.no_grad()
+    def value(self, policy: MemoryPolicy, buffer: RolloutBuffer, rows_at_once: int) -> None:
+        """Write where episodes were cut, and the values of their ends, into the buffer.
+
+        Where the environment does not tell its last observations, an end has the value of the observation before.
+        """
+        buffer.truncated = cut = cast(Any, torch.stack(self._cut, 1))
+        rows = cut.any(1).nonzero().flatten()
+        if not len(rows):
+            return
+        if self._last[0] is None:
+            buffer.last_values = torch.where(cut, torch.stack(self._values, 1), buffer.last_values)
+            return
+        if policy.actor.backbone.finite_positions:
+            policy.actor.backbone.check_places(torch.stack(self._lengths, 1)[cut])
+        last = [policy.leaves_to_tensors(cast(Leaves, leaves)) for leaves in self._last]
+        for part in rows.split(rows_at_once):
+            ends = {path: torch.stack([leaves[path][part] for leaves in last], 1) for path in last[0]}
+            buffer.last_values[part] = _values_of_ends(policy, buffer, part, cut[part], ends)
+
+
+def _values_of_ends(policy: MemoryPolicy, buffer: RolloutBuffer, rows: Tensor, cut: Tensor, ends: Leaves) -> Tensor:
+    """Values [R, T] of the last observations ``ends`` [R, T, ...] where ``cut`` [R, T]; 0 elsewhere."""
+    steps = cut.shape[1]
+    behind = (1 + cut.long()).cumsum(1)  # places up to and with those of a step
+    places = torch.arange(int(behind[:, -1].max()), device=cut.device).expand(len(cut), -1).contiguous()
+    source = torch.searchsorted(behind, places, right=True).clamp(max=steps - 1)
+    is_end = cut.gather(1, source) & (places == behind.gather(1, source) - 1)
+    row = torch.arange(len(cut), device=cut.device)[:, None]
+
+    def spread(values: Tensor) -> Tensor:
+        return values[row, source]
+
+    seen = {
+        path: torch.where(is_end.view(*is_end.shape, *[1] * (leaf.dim() - 2)), spread(ends[path]), spread(leaf[rows]))
+        for path, leaf in buffer.observations.items()
+    }
+    taken = {path: spread(leaf[rows]) for path, leaf in buffer.actions_so_far().items()}
+    gains, first = spread(torch.as_tensor(buffer.rewards)[rows]), spread(torch.as_tensor(buffer.first)[rows]) & ~is_end
+    before: PolicyState = cast(PolicyState, buffer.memory)[rows]
+    features, value_features, _ = policy.run_backbones(before.inputs(seen, taken, gains, first), before)
+    _, values = policy._read(features, value_features, seen)
+    result = torch.zeros(cut.shape, device=cut.device)
+    result[row.expand_as(source)[is_end], source[is_end]] = values[is_end].to(result.dtype)
+    return result
+
+
+# Off policy
+
+
+def collect_steps(
+    agent: Any,
+    env: TensorVecEnv,
+    callback: BaseCallback,
+    frequency: int,
+    replay: SegmentReplay,
+    log_interval: int | None,
+) -> RolloutReturn:
+    """``OffPolicyMemoryAgent.collect_rollouts`` in tensors; all steps go into the replay behind the last one."""
+    episodes = agent._episode_num
+    agent.policy.set_training_mode(False)
+    callback.on_rollout_start()
+    kept: list[dict[str, Any]] = []
+    going_on = True
+    with TensorRollout(agent, env).running() as rollout:
+        raw = rollout.raw_leaves()
+        for _ in range(frequency):
+            leaves, episode_starts = rollout.leaves, rollout.starts
+            actions, state = agent._act(leaves, episode_starts)
+            step = rollout.step(actions, state)
+            new_obs, rewards, dones, infos = rollout.shown(step)
+            kept.append({"observations": raw, "actions": actions, "first": episode_starts, "step": step.raw})
+            callback.update_locals(locals())
+            going_on = bool(callback.on_step())
+            agent._update_current_progress_remaining(agent.num_timesteps, agent._total_timesteps)
+            if not going_on:
+                break
+            if rollout.was_moved:  # by the callback: the replay takes these episodes as left
+                rollout.reset()
+                raw = rollout.raw_leaves()
+            else:
+                raw = step.raw.observations
+    agent._episode_num += _store(replay, kept)
+    if going_on:
+        if log_interval is not None and agent._episode_num // log_interval > episodes // log_interval:
+            agent.dump_logs()
+        callback.on_rollout_end()
+    return RolloutReturn(len(kept) * env.num_envs, agent._episode_num - episodes, going_on)
+
+
+def _store(replay: SegmentReplay, kept: list[dict[str, Any]]) -> int:
+    """Bring steps to the host, one copy for each kind of number, and add them to the replay; count the ends."""
+
+    def columns(values: list[Tensor]) -> np.ndarray:
+        return torch.stack(values).cpu().numpy()
+
+    def leaves(of: list[Mapping[str, Tensor]]) -> dict[str, np.ndarray]:
+        return {path: columns([each[path] for each in of]) for path in of[0]}
+
+    steps: list[TensorStep] = [each["step"] for each in kept]
+    seen = leaves([each["observations"] for each in kept])
+    actions = {path: torch.from_numpy(rows) for path, rows in leaves([each["actions"] for each in kept]).items()}
+    first, rewards = columns([each["first"] for each in kept]), columns([step.rewards for step in steps])
+    terminated, truncated = (columns([getattr(step, name) for step in steps]) for name in ("terminated", "truncated"))
+    last: dict[str, np.ndarray] | None = None
+    if truncated.any() and steps[0].last_observations is not None:
+        last = leaves([cast(Leaves, step.last_observations) for step in steps])
+    active = np.ones(first.shape[1], bool)
+    for t in range(len(kept)):
+        observed = {path: leaf[t] for path, leaf in seen.items()}
+        replay.add(
+            observed, {path: rows[t] for path, rows in actions.items()}, rewards[t], first[t], terminated[t], active
+        )
+        rows = np.flatnonzero(truncated[t]).tolist()
+        if rows and last is not None:
+            replay.add_last(rows, {path: leaf[t][rows] for path, leaf in last.items()})
+    return int((terminated | truncated).sum())
