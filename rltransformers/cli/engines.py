@@ -3,6 +3,7 @@
 ``train --seeds``, ``tune`` and ``suite`` start their processes here.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -160,7 +161,12 @@ class RayEngine(Engine):
                 knock(address)
             dashboard = None if address else False
             with chdir(sys.prefix):  # Ray puts the current folder onto the path of its workers
-                self.ray.init(address=address or "local", include_dashboard=dashboard, log_to_driver=False)
+                self.ray.init(
+                    address=address or "local",
+                    include_dashboard=dashboard,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,  # it would announce itself among the lines of the runs
+                )
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"no Ray cluster answers at {address!r} ({one_line(error)}); start one with `ray start --head`, or "

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from rltransformers.cli import engines, worker
 from rltransformers.cli.engines import Engine, Job, LocalEngine, Order, RayEngine
 from rltransformers.cli.main import main
 from rltransformers.cli.seeds import train_seeds
+from rltransformers.cli.sweep import train_variants
+from rltransformers.cli.variants import Variant
 from rltransformers.core.errors import ConfigError, MissingExtraError
 from rltransformers.training.runs.experiment import build_experiment
 from tests.cli.test_runs import ONLINE
@@ -222,6 +224,23 @@ def test_seeds_train_on_either_engine(engine: Engine, tmp_path: Path, monkeypatc
     again = train_seeds(build_experiment(ONLINE | {"output": str(tmp_path)}), "x", [4], engine, 1)
     assert again[0]["run"] == "x-seed4-2" and (tmp_path / "x-seed4-2.log").is_file()  # a log of its own
     assert (tmp_path / "x-seed4.log").read_bytes() == first
+
+
+@pytest.mark.third_party
+def test_a_sweep_trains_on_ray_and_skips_what_is_finished(
+    ray: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = build_experiment(ONLINE | {"output": str(tmp_path)})
+    variants = [
+        Variant(f"memory {memory}", f"m{memory}", replace(config, backbone=config.backbone | {"memory": memory}))
+        for memory in (5, 0)
+    ]
+    for state in "new", "finished":
+        comparison, failed = train_variants("swept", variants, [0], ray, 2, trusted=False)
+        captured = capsys.readouterr()
+        assert not failed and [group["group"] for group in comparison.summary()] == ["memory 5", "memory 0"]
+        assert captured.out == "" and captured.err.startswith(f"2 runs in {tmp_path / 'swept'}: 2 {state}\n")
+        assert ("memory 0, seed 0: run folder: " in captured.err) == (state == "new")
 
 
 def test_files_come_from_machines_without_a_common_file_system(tmp_path: Path) -> None:
