@@ -47,16 +47,22 @@ def mask_space(action_space: Space) -> spaces.MultiBinary:
     return spaces.MultiBinary(size)
 
 
+def is_mask(leaf: Space | None, action_space: Space) -> bool:
+    """Whether a leaf of an observation can hold masks of these actions: an entry 0 or 1 for every choice."""
+    counts = isinstance(leaf, spaces.MultiBinary) or (
+        isinstance(leaf, spaces.Box) and leaf.dtype is not None and leaf.dtype.kind in "biu"
+    )
+    size = sum(choices_of(action_space))
+    return bool(size) and counts and leaf is not None and leaf.shape == (size,)
+
+
 def observes_mask(observation_space: Space, action_space: Space, wanted: bool | None) -> bool:
     """Whether the observation holds masks to be kept to: a leaf ``action_mask``, unless ``wanted`` is False."""
     leaf = leaf_spaces(observation_space).get(ACTION_MASK)
     if leaf is None or wanted is False:
         return False
-    size = sum(choices_of(action_space))
-    counts = isinstance(leaf, spaces.MultiBinary) or (
-        isinstance(leaf, spaces.Box) and leaf.dtype is not None and leaf.dtype.kind in "biu"
-    )
-    if not size or not counts or leaf.shape != (size,):
+    if not is_mask(leaf, action_space):
+        size = sum(choices_of(action_space))
         normalized = isinstance(leaf, spaces.Box) and leaf.shape == (size,)
         hint = "; where VecNormalize made numbers of it, leave it out of norm_obs_keys" if normalized else ""
         raise ConfigError(
@@ -101,15 +107,20 @@ def check_masks(masks: np.ndarray, action_space: Space, place: Place = str, what
         begin += size
 
 
-def first_allowed(masks: np.ndarray, action_space: Space) -> dict[str, np.ndarray]:
-    """Actions by path [E, ...] that masks [E, M] allow, of every component the first one; a Box has no masks."""
+def first_allowed(masks: np.ndarray, action_space: Space, order: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Actions by path [E, ...] that masks [E, M] allow, of every component the first one; a Box has no masks.
+
+    Args:
+        order: numbers above 0 [E, M]; the largest one comes first, the order of the space where it is None.
+    """
+    rank = (masks != 0) * (1.0 if order is None else order)
     actions, begin = {}, 0
     for path, leaf in leaf_spaces(action_space).items():
         if isinstance(leaf, spaces.Box):
             continue
         first = []
         for size in choices_of(leaf):
-            first.append((masks[:, begin : begin + size] != 0).argmax(1))
+            first.append(rank[:, begin : begin + size].argmax(1))
             begin += size
         values = np.stack(first, 1).reshape(len(masks), *(leaf.shape or ()))
         actions[path] = (values + getattr(leaf, "start", 0)).astype(leaf.dtype)

@@ -22,10 +22,11 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 
+from rltransformers.core.action_masks import ACTION_MASK, check_masks, first_allowed, is_mask
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import fits, shown
-from rltransformers.core.spaces import Space, check_supported, leaf_spaces, nest_leaves
+from rltransformers.core.spaces import Space, check_supported, leaf_spaces, nest_leaves, nested_leaves
 from rltransformers.core.values import Array, Bools
 from rltransformers.envs import memory_rules
 
@@ -56,7 +57,7 @@ def load_behavior(spec: str, observation_space: Space, action_space: Space, *, d
 
     Args:
         spec: one of
-            - "random": uniform actions;
+            - "random": uniform actions, of those that a leaf ``action_mask`` of the observation allows;
             - "sb3:<algorithm>:<zip>[:<statistics>]": a Stable-Baselines3 or sb3-contrib policy, with the VecNormalize
               file (.pkl, unpickled too) that it was trained with, or an .npz of its arrays mean, var, epsilon, clip_obs
               and norm_obs. Without it, files beside the policy as rl-zoo lays them out are used: ``<zip without
@@ -74,7 +75,7 @@ def load_behavior(spec: str, observation_space: Space, action_space: Space, *, d
     """
     kind, _, argument = spec.partition(":")
     if kind == "random" and not argument:
-        return Random(action_space)
+        return Random(action_space, observation_space=observation_space)
     if kind in _LOADERS:
         return _LOADERS[kind](argument, observation_space, action_space, deterministic)
     if kind in ("checkpoint", "export"):
@@ -100,17 +101,27 @@ def register_behavior(kind: str, loader: BehaviorLoader) -> None:
 
 @dataclass
 class Random:
-    """Independent uniform actions; unbounded components of a Box are standard normal."""
+    """Independent uniform actions; unbounded components of a Box are standard normal.
+
+    A leaf ``action_mask`` of the observation is kept to: actions are uniform among those that it allows.
+    """
 
     action_space: Space
     name: str = "random"
+    observation_space: Space | None = None
 
     def __post_init__(self) -> None:
         check_supported(self.action_space, "action")
+        leaves = {} if self.observation_space is None else leaf_spaces(self.observation_space)
+        self._masked = is_mask(leaves.get(ACTION_MASK), self.action_space)
 
     def act(self, observations: Any, episode_starts: Bools, generator: np.random.Generator) -> Any:
         batch = len(episode_starts)
         leaves = {path: _random_leaf(leaf, batch, generator) for path, leaf in leaf_spaces(self.action_space).items()}
+        if self._masked:
+            masks = nested_leaves(observations)[ACTION_MASK]
+            check_masks(masks, self.action_space)
+            leaves |= first_allowed(masks, self.action_space, 1.0 - generator.random(masks.shape))
         return nest_leaves(self.action_space, leaves)
 
 

@@ -22,6 +22,7 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces, leaf_values
 from rltransformers.data import load_behavior, mixture, record, register_behavior
 from rltransformers.data.behaviors import Random, as_behavior
+from tests.agents.masked_envs import Locks
 
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 STARTS = np.ones(3, bool)
@@ -67,6 +68,40 @@ def test_random_actions_cover_their_space_evenly(space: gym.Space[Any]) -> None:
         middle, width = (np.asarray(low, float) + high) / 2, np.asarray(high, float) - low
         # a uniform mean has deviation at most 0.5 * width / sqrt(4000) = 0.008 widths; five of them
         assert (np.abs(rows.mean(axis=0) - middle) <= 0.04 * width + 1e-9).all()
+
+
+MASKED = spaces.Tuple([spaces.MultiDiscrete([2, 3], start=[1, 0]), spaces.Box(-1, 1, (2,)), spaces.MultiBinary(1)])
+
+
+def test_random_actions_are_uniform_among_those_that_a_mask_allows() -> None:
+    masks = np.array([[1, 0, 1, 1, 0, 1, 1], [0, 1, 1, 1, 1, 0, 1]], np.int8)
+    observed = spaces.Dict({"action_mask": spaces.MultiBinary(7), "place": spaces.Discrete(2)})
+    behavior = Random(MASKED, observation_space=observed)
+    seen: dict[str, np.ndarray] = {"action_mask": masks.repeat(3000, 0), "place": np.zeros(6000, np.int64)}
+    pairs, box, bit = behavior.act(seen, np.zeros(6000, bool), rng())
+    assert np.unique(pairs[:3000, 0]).tolist() == [1] and np.unique(pairs[3000:, 0]).tolist() == [2]
+    # five standard errors of 3,000 draws, of shares of 1/2 and 1/3
+    assert set(np.abs(np.bincount(pairs[:3000, 1]) - [1500, 1500]) < 137) == {True}
+    assert set(np.abs(np.bincount(pairs[3000:, 1]) - [1000, 1000, 1000]) < 130) == {True}
+    assert abs(bit[:3000].mean() - 0.5) < 0.046 and bool((bit[3000:] == 1).all()) and box.shape == (6000, 2)
+    seen["action_mask"][4] = 0
+    with pytest.raises(DataError, match="the action mask of environment 4 allows no action in component 0 of 3"):
+        behavior.act(seen, np.zeros(6000, bool), rng())
+
+
+def test_a_leaf_that_is_no_mask_changes_no_random_action() -> None:
+    other = spaces.Dict({"action_mask": spaces.Box(-1, 1, (7,))})
+    actions = [
+        Random(MASKED, observation_space=space).act({"action_mask": np.zeros((5, 7))}, np.zeros(5, bool), rng())
+        for space in (None, other)
+    ]
+    np.testing.assert_array_equal(actions[0][0], actions[1][0])
+
+
+def test_random_episodes_keep_to_masks() -> None:
+    data = record(lambda: Locks(observed=True), "random", episodes=6, seed=0)  # Locks refuses other actions
+    masks = data.observations["action_mask"]
+    assert len(data.lengths) == 6 and 0 < masks.mean() < 1
 
 
 def test_unbounded_actions_are_standard_normal() -> None:
