@@ -40,7 +40,7 @@ from rltransformers.envs.make import WrapperConfig, WrapperFunction
 from rltransformers.policies.decider import ActingMode, ActingState
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.observed import read_observation
-from rltransformers.policies.returns import ReturnIn, target_list
+from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.several_modes import ActionHeadName, ActionHeadOptions
 from rltransformers.policies.steps import Acting
 from rltransformers.training.actor import Actor
@@ -478,14 +478,10 @@ class DecisionTransformer(OnlineLearner):
             progress_bar: show a bar of the episodes.
 
         Raises:
-            ConfigError: for target returns that are not numbers, or an environment with other spaces than the dataset.
+            ConfigError: for target returns that a network cannot read, or an environment with other spaces.
             DataError: for what the environment may not return, with environment and step, and an endless episode.
         """
-        if target_returns is None and self.settings.return_head is not None:
-            targets: list[float | None] = [None]
-        else:
-            best = self.summary.best_return if self.settings.takes_target else None
-            targets = target_list(target_returns, best, self.summary.return_scale)
+        targets = self.targets_of(target_returns)
         counted = self.settings.discount, self.settings.delayed_reward
         seeds = branch_seeds(seed, "evaluation", episodes)
         played = [EvaluationEpisode(episode_seed, target, *counted) for target in targets for episode_seed in seeds]

@@ -77,24 +77,33 @@ def target_list(target_returns: Iterable[float] | float | None, best: float | No
     values = target_returns if isinstance(target_returns, Iterable) else [target_returns]
     targets: list[Any] = [value.item() if isinstance(value, np.generic) else value for value in values]
     for target in targets:
-        number = isinstance(target, Real) and not isinstance(target, bool | np.bool_) and fits(target, float)
-        if not number or not finite(np.array([target, float(target) / return_scale])).all():
-            raise ConfigError(
-                f"target_returns holds {shown(target)}, which is not a finite number in float32; pass e.g. [100.0]"
-            )
+        if not isinstance(target, Real) or isinstance(target, bool | np.bool_) or not fits(target, float):
+            raise ConfigError(f"target_returns holds {shown(target)}, which is not a finite number; pass e.g. [100.0]")
+        check_readable(np.array([target], np.float64), return_scale, "target_returns", target)
     if not targets:
         raise ConfigError("target_returns is empty; pass at least one number, or None for the best of the dataset")
     return [float(target) for target in targets]
 
 
-def finite_targets(target_return: Any, rows: int, return_scale: float) -> np.ndarray:
-    """Target returns [N] in float64, finite also in the units of the network; ConfigError for anything else."""
+def finite_targets(value: Any, rows: int, return_scale: float, name: str = "target_return") -> np.ndarray:
+    """Target returns [N] in float64 that the network can read; ConfigError for anything else."""
     try:
-        targets = fit_vector(target_return, rows, "target_return")
+        targets = fit_vector(value, rows, name)
     except DataError as error:
         raise ConfigError(str(error)) from error
-    with np.errstate(over="ignore"):
-        read = targets / return_scale
-    if np.asarray(target_return).dtype == bool or not finite(np.stack([targets, read])).all():
-        raise ConfigError(f"target_return must be a finite number, got {shown(target_return)}")
+    if np.asarray(value).dtype == bool:
+        raise ConfigError(f"{name} must be a finite number, got {shown(value)}; pass e.g. 100.0")
+    check_readable(targets, return_scale, name, value)
     return targets
+
+
+def check_readable(targets: np.ndarray, return_scale: float, name: str, value: Any) -> None:
+    """Raise ConfigError unless the network can read all targets, of the argument ``name`` with this ``value``."""
+    if not finite(targets).all():
+        raise ConfigError(f"{name} must be finite numbers, got {shown(value)}; pass e.g. 100.0")
+    largest = MAX_SCALED * return_scale
+    if (np.abs(targets) > largest).any():
+        raise ConfigError(
+            f"{name} must be at most {largest:g} in size, got {shown(value)}: the network reads returns in units of "
+            f"{return_scale:g} and is made for numbers of order 1; pass one near the returns of the data"
+        )

@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.training.offline.evaluation_callback import EvaluationCallback
 from tests.agents.tiny_envs import AnySpace
 from tests.data.coded import coded_episodes
 
@@ -95,6 +96,24 @@ def test_a_target_return_is_a_finite_number(target: Any) -> None:
 def test_so_is_every_target_return_of_an_evaluation(target: Any) -> None:
     with pytest.raises(ConfigError, match="target_returns"):
         offline().evaluate("CartPole-v1", target_returns=target)
+
+
+@pytest.mark.parametrize("target", [1e30, -3e8])
+def test_a_target_return_that_no_network_can_read_is_refused_at_once(target: float) -> None:
+    model = offline()
+    unit = model.summary.return_scale
+    assert model.predict(observation(), target_return=np.sign(target) * 1e6 * unit)[0].shape == (3, 1)
+    for ask in (
+        lambda: model.predict(observation(), target_return=target),
+        lambda: model.actor(target_return=target),
+        lambda: model.evaluate("CartPole-v1", target_returns=[1.0, target]),
+        lambda: model.learn(1, callback=EvaluationCallback("CartPole-v1", target_returns=target, eval_freq=9)),
+    ):
+        with pytest.raises(ConfigError, match=r"target_returns? must be at most .* in size, got .* in units of"):
+            ask()
+    assert model.num_timesteps == 0
+    with pytest.raises(ConfigError, match="exploration_return must be at most"):
+        model.learn_online("CartPole-v1", 10, exploration_return=target, exploration_noise=0.1)
 
 
 @pytest.mark.parametrize("return_scale", [1e-300, 1e-9])

@@ -777,6 +777,14 @@ def refused_lookback(capsys: pytest.CaptureFixture[str]) -> str:
     return refused(capsys, "evaluate", "runs/lstm-seed0", "--plot", "lookback", "--trust")
 
 
+def test_a_target_return_that_no_evaluation_takes_is_refused_before_training(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    targets = "--evaluation.target_returns", "[1, 1e30]", "--evaluation.every", "0"
+    message = refused(capsys, "train", "offline.yaml", *targets)
+    assert "target_returns must be at most" in message and not list(Path("runs").glob("*/last.zip"))
+
+
 def test_a_dataset_is_collected_inspected_and_learnt_from(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     collect = ["collect", "--env", "rltransformers/KeyToDoor-v0", "--steps", "100", "--dataset", "key/random-v0"]
     collected = json.loads(run(capsys, *collect, "--behavior", "random=3", "--behavior", "random", "--json"))

@@ -1,5 +1,6 @@
 """What a Decision Transformer does besides its algorithm: its log and callbacks, its store of actions, its exits."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Self, cast
 
@@ -20,6 +21,7 @@ from rltransformers.core.ranges import Count, UnitInterval, strict
 from rltransformers.core.seeding import step_seed
 from rltransformers.data import ContextSampler, load_trajectories
 from rltransformers.policies.decider import ActingMode
+from rltransformers.policies.returns import target_list
 from rltransformers.training.interval_log import ProgressBar, check_callback, with_inner
 from rltransformers.training.offline.data import HeldOut, check_longest, shaped, training_data
 from rltransformers.training.offline.one_step import OneStep
@@ -209,6 +211,13 @@ class OfflineAgent(StoredDecisionTransformer):
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(step_seed(self.seed, self.num_timesteps, "validation"))
             return validate(self.policy, sampler, self._one_step, self.settings.batch_size, self.num_timesteps)
+
+    def targets_of(self, target_returns: Iterable[float] | float | None) -> list[float | None]:
+        """What ``evaluate`` asks for, in reward units, None for what the policy predicts; ConfigError as there."""
+        if target_returns is None and self.settings.return_head is not None:
+            return [None]
+        best = self.summary.best_return if self.settings.takes_target else None
+        return target_list(target_returns, best, self.summary.return_scale)
 
     def _steps(self, target_return: Any, acting_mode: ActingMode | None = None) -> DecisionSteps:
         """Make the steps of a policy that is asked for one return; None for the default that ``predict`` states."""

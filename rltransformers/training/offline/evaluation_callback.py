@@ -84,6 +84,8 @@ class EvaluationCallback(EventCallback):
     def _init_callback(self) -> None:
         if self.env is None:
             cast(Any, self.model).held_out  # noqa: B018 (raises for a model without)
+        else:
+            cast(Any, self.model).targets_of(self.target_returns)
         if self.callback_on_new_best is not None:
             self.callback_on_new_best.init_callback(self.model)
 

@@ -189,7 +189,7 @@ class OnlineLearner(OfflineAgent):
         if self._replay is None:
             self._needed_sampler("episodes to begin with", f"give a dataset to {self.kind}.load(path, dataset=...)")
         if exploration_return is not None:
-            target = float(finite_targets(exploration_return, 1, self.summary.return_scale)[0])
+            target = float(finite_targets(exploration_return, 1, self.summary.return_scale, "exploration_return")[0])
         elif settings.return_head is not None:
             target = math.nan  # a policy that predicts returns is asked for what it predicts
         else:  # the paper asks for twice the return of the expert; where the worst return is 0, so does this
