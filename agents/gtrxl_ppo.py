@@ -80,6 +80,8 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         acting: ``"compiled"`` takes steps of acting as machine code, made once per kind of policy and machine (about
             half a minute), and kept in the user's cache folder; ``"eager"`` as PyTorch operations. Both compute the
             same.
+        updates: ``"compiled"`` evaluates minibatches, forward and backward, as machine code, made once per size of a
+            minibatch (about half a minute); ``"eager"`` as PyTorch operations. Both compute the same.
         stats_window_size: episodes in the reported means.
         tensorboard_log: folder for TensorBoard; None for no log.
         policy_kwargs: arguments of ``GTrXLPolicy`` as JSON values, or with a ``BackboneConfig`` under ``"backbone"``.
@@ -127,6 +129,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         gradient_window: Count | None = None,
         memory_refresh: MemoryRefresh = "update",
         acting: Acting = "eager",
+        updates: update.Updates = "eager",
         stats_window_size: Annotated[int, Ge(1), Le(10**9)] = 100,
         tensorboard_log: str | os.PathLike[str] | None = None,
         policy_kwargs: Mapping[str, Any] | None = None,
@@ -155,7 +158,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         self.batch_size, self.n_epochs = batch_size, n_epochs
         self.popart, self.scale_rewards = popart, scale_rewards
         self.gradient_window, self.memory_refresh = gradient_window, memory_refresh
-        self.acting = acting
+        self.acting, self.updates = acting, updates
         self.clip_range = as_schedule(clip_range, "clip_range")
         self.clip_range_vf = None if clip_range_vf is None else as_schedule(clip_range_vf, "clip_range_vf")
         # As it was given: callbacks written for Stable-Baselines3 read and replace it as a number.
@@ -214,9 +217,9 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             for minibatch in update.minibatches(sharing, again, self._rows_per_batch(), self._batch_generator):
                 batch = steps.rows(minibatch.rows)
                 update.follow_returns(policy, batch)
-                now = update.evaluate(policy, minibatch, self.gradient_window, sharing)
+                now = update.evaluate(policy, minibatch, self.gradient_window, sharing, self._compiled)
                 loss = ppo_loss(now, batch, replace(weights, vf_coef=self.vf_coef * policy.value_units))
-                losses.append(update.add_auxiliary(loss, now.last, minibatch.segment.counts, batch.counts, sharing))
+                losses.append(update.add_auxiliary(loss, now, minibatch.segment.counts, batch.counts, sharing))
                 stops = self.target_kl is not None and float(loss.approx_kl) > 1.5 * self.target_kl
                 if stops:
                     break

@@ -115,6 +115,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         gradient_window: Count | None = None,
         memory_refresh: MemoryRefresh = "update",
         acting: Acting = "eager",
+        updates: update.Updates = "eager",
         stats_window_size: Annotated[int, Ge(1), Le(10**9)] = 100,
         tensorboard_log: str | os.PathLike[str] | None = None,
         policy_kwargs: Mapping[str, Any] | None = None,
@@ -143,7 +144,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         self.batch_size, self.n_epochs = batch_size, n_epochs
         self.popart, self.scale_rewards = popart, scale_rewards
         self.gradient_window, self.memory_refresh = gradient_window, memory_refresh
-        self.acting = acting
+        self.acting, self.updates = acting, updates
         self.target_update_interval, self.tau = target_update_interval, tau
         self.eps_eta, self.eps_alpha = eps_eta, eps_alpha
         self.eps_mean, self.eps_covariance = eps_mean, eps_covariance
@@ -196,14 +197,14 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
                 if not bool(batch.counts.any()):
                     continue
                 update.follow_returns(policy, batch)
-                now = update.evaluate(policy, minibatch, self.gradient_window, sharing)
+                now = update.evaluate(policy, minibatch, self.gradient_window, sharing, self._compiled)
                 divergences = policy.action_head.divergences(now.outputs, self.target.action_head, minibatch.outputs)
                 divergences = sharing.gather(divergences, minibatch.takers)
                 multipliers = self.multipliers  # whose gradient is the same on every process
                 loss = vmpo_loss(
                     now, batch, divergences, multipliers.temperature, multipliers.penalties, self._bounds()
                 )
-                losses.append(update.add_auxiliary(loss, now.last, minibatch.segment.counts, batch.counts, sharing))
+                losses.append(update.add_auxiliary(loss, now, minibatch.segment.counts, batch.counts, sharing))
                 self.multiplier_optimizer.zero_grad()
                 update.descend(
                     policy, losses[-1].total, policy.parameters(), self.max_grad_norm, self._n_updates, sharing

@@ -160,7 +160,11 @@ def loop_rows(
     acting: Acting = "eager",
 ) -> Iterator[Row]:
     """Steps per second of whole iterations, of their rollouts, and of what remains: the updates."""
-    settings: dict[str, Any] = SHARED | {"acting": acting, "policy_kwargs": {"backbone": dict(backbone)}}
+    settings: dict[str, Any] = SHARED | {
+        "acting": acting,
+        "updates": acting,
+        "policy_kwargs": {"backbone": dict(backbone)},
+    }
     ours = GTrXLPPO("GTrXLPolicy", CueEnvs(ENVS), **settings)
     peer = RecurrentPPO("MlpLstmPolicy", CueEnvs(ENVS), policy_kwargs=dict(lstm), **SHARED)
     watches = Stopwatch(), Stopwatch()

@@ -254,9 +254,10 @@ class Backbone(nn.Module):
             context = None if context is None else context.sorted(order)
             wanted = EVERY  # sorted tokens go back to their places before any is left out
         tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1), task)
-        if self.finite_positions:
+        looks_at_data = not torch.compiler.is_compiling()  # else acting did, at the same tokens
+        if self.finite_positions and looks_at_data:
             self.check_places(tokens.p, tokens.timestep)
-        if self.tasks is not None:
+        if self.tasks is not None and looks_at_data:
             self.check_tasks(tokens.task)
         if record is not None:
             record.streams, record.exits, record.random_exits = [] if self.hands_out else None, None, None

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,16 @@ _BUILDER = Path(__file__).with_name("build.py")
 _TIME_LIMIT = 1800.0  # seconds; a compilation that takes longer does not end
 # Any size above 1 gives a program for all sizes; with this one, what the compiler assumes of loops is realistic.
 _TRACED_BATCH = 16
+
+
+class LeftBehind:
+    """Attributes that a copy of a policy does not get: they belong to the weights of the original."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
 
 class CompiledStep:
@@ -77,7 +88,7 @@ class CompiledStep:
         self.path = cache_folder() / "compiled" / f"{name}.pt2"
 
         def make(path: Path) -> None:
-            notify(f"compiling the acting step with {_compiler()}, about 30 s, once; kept in {self.path.parent}")
+            notify(f"compiling the acting step with {compiler()}, about 30 s, once; kept in {self.path.parent}")
             start = time.monotonic()
             of_inputs, of_state = ({name: examples[name] for name in each} for each in (self._inputs, self._state))
             _compile(in_place_program(module, of_inputs, of_state, shared=shared), path)
@@ -194,7 +205,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     return one.data_ptr() < ends[1] and other.data_ptr() < ends[0]
 
 
-def _compiler() -> str:
+def compiler() -> str:
     """The C++ compiler that torch will use; raise MissingCompilerError when it does not start."""
     name = os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     try:

@@ -4,7 +4,7 @@ Axes: B environments, T steps, W token width, A action numbers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
@@ -56,7 +56,7 @@ class Evaluation:
 class SegmentEvaluation:
     """Evaluation of the steps of a whole segment, each [B, T]; ``outputs`` [B, T, A] are those of the action head.
 
-    ``last`` is the evaluation of its end, with the memory after the segment and the auxiliary loss of all of it.
+    ``auxiliary_loss`` is the weighted sum of ``losses``, which are named as in the config.
     """
 
     outputs: Tensor
@@ -64,7 +64,8 @@ class SegmentEvaluation:
     values: Tensor
     entropy: Tensor
     log_barrier: Tensor | None
-    last: Evaluation
+    auxiliary_loss: Tensor | None = None
+    losses: dict[str, Tensor] = field(default_factory=dict)
 
 
 class GTrXLPolicy(MemoryPolicy):
@@ -214,14 +215,15 @@ class GTrXLPolicy(MemoryPolicy):
             if result.auxiliary_loss is not None:
                 auxiliary = add_losses(auxiliary, share * result.auxiliary_loss)
             losses = {name: losses.get(name, 0.0) + share * value for name, value in result.losses.items()}
-        outputs, after = torch.cat([each.outputs for each in results], 1), state.after(segment.actions, segment.rewards)
+        outputs = torch.cat([each.outputs for each in results], 1)
         return SegmentEvaluation(
             outputs=outputs,
             log_probs=head.log_prob(outputs, segment.actions),
             values=torch.cat([each.values for each in results], 1),
             entropy=head.entropy(outputs),
             log_barrier=head.log_barrier(outputs),
-            last=replace(result, state=after, auxiliary_loss=auxiliary, losses=losses),
+            auxiliary_loss=auxiliary,
+            losses=losses,
         )
 
     def _add_deep_losses(self, result: Evaluation, segment: Segment, part: slice) -> None:

@@ -16,7 +16,7 @@ from rltransformers.backbone import State
 from rltransformers.backbone.state import part_of, prefixed
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import CompileError
-from rltransformers.export.compiled import CompiledStep
+from rltransformers.export.compiled import CompiledStep, LeftBehind
 from rltransformers.export.graphs import GraphStep
 from rltransformers.policies.decider import OF_SOME, ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
@@ -147,16 +147,6 @@ class DecisionStep(nn.Module):
         tokens = state.get("tokens", action.new_zeros(action.shape[0], 0, action.shape[1]))
         others = {name: state[name] for name in ("return_to_go", "step", *OF_SOME) if name in state}
         return ActingState(State(memory) if memory else None, tokens, action, **others)
-
-
-class LeftBehind:
-    """Attributes that a copy of a policy does not get: they belong to the weights of the original."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        return None
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
 
 
 class MachineCode(LeftBehind):

@@ -6,7 +6,7 @@ Axes: E environments, B of a minibatch, T steps, A outputs.
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from stable_baselines3.common.logger import Logger
@@ -20,14 +20,18 @@ from rltransformers.backbone import Record
 from rltransformers.core.errors import DataError
 from rltransformers.core.world import Sharing, rows_of
 from rltransformers.data.rollout import Recorded, Segment
-from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy, SegmentEvaluation
+from rltransformers.export.evaluation import CompiledEvaluation
+from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.q_network import QEvaluation
 from rltransformers.policies.sac_policy import TrunkEvaluation
+from rltransformers.policies.steps import announce
 from rltransformers.training.online.carry import MemoryRefresh, segment_of, segment_tensors
 
 LossT = TypeVar("LossT", PPOLoss, VMPOLoss, DQNLoss, SACActorLoss, SACCriticLoss)
+Updates = Literal["eager", "compiled"]
+"""How minibatches are evaluated, forward and backward: operation by operation, or as machine code."""
 RATIO_TOLERANCE = 0.01
 """Of the first probability ratio of an update: far above rounding, in bfloat16 (4e-4) too."""
 
@@ -72,17 +76,37 @@ def minibatches(
 
 
 def evaluate(
-    policy: GTrXLPolicy, minibatch: Minibatch, gradient_window: int | None, sharing: Sharing
+    policy: GTrXLPolicy,
+    minibatch: Minibatch,
+    gradient_window: int | None,
+    sharing: Sharing,
+    compiled: CompiledEvaluation | None = None,
 ) -> SegmentEvaluation:
-    """Evaluate a minibatch, each process its part; the numbers of all of it, but for outputs and auxiliary losses."""
-    now = policy.evaluate_segment(minibatch.segment, gradient_window=gradient_window)
+    """Evaluate a minibatch, each process its part; the numbers of all of it, but for outputs and auxiliary losses.
+
+    Args:
+        compiled: what ``compiled_evaluation`` made, with the same ``gradient_window``; None for eager mode.
+    """
+    if compiled is None:
+        now = policy.evaluate_segment(minibatch.segment, gradient_window=gradient_window)
+    else:
+        now = SegmentEvaluation(**compiled(segment_tensors(minibatch.segment)))
     names = ("log_probs", "values", "entropy", "log_barrier")
     whole = sharing.gather({name: getattr(now, name) for name in names}, minibatch.takers)
     return replace(now, **whole)
 
 
+def compiled_evaluation(policy: GTrXLPolicy, gradient_window: int | None) -> CompiledEvaluation:
+    """``policy.evaluate_segment`` as machine code, from the tensors of a segment to those of its evaluation."""
+
+    def evaluate_segment(tensors: Mapping[str, Any]) -> dict[str, Any]:
+        return vars(policy.evaluate_segment(segment_of(tensors), gradient_window=gradient_window))
+
+    return CompiledEvaluation(policy, evaluate_segment, announce)
+
+
 def add_auxiliary(
-    loss: LossT, now: Evaluation | QEvaluation | TrunkEvaluation, part: Tensor, counts: Tensor, sharing: Sharing
+    loss: LossT, now: SegmentEvaluation | QEvaluation | TrunkEvaluation, part: Tensor, counts: Tensor, sharing: Sharing
 ) -> LossT:
     """Add the auxiliary losses of the network, which are in its evaluation ``now``, to the loss of an algorithm.
 

@@ -1,0 +1,76 @@
+"""Updates by machine code learn what updates in eager mode learn."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import nop
+from stable_baselines3.common.env_util import make_vec_env
+
+from rltransformers.agents import GTrXLPPO, GTrXLVMPO
+from rltransformers.backbone.presets import PRESETS
+from rltransformers.training import update
+
+IN_EAGER_MODE = {"compressive", "csalr", "nystromformer", "reversible"}
+"""Presets whose segments need numbers of their tensors: how many blocks are full, which tokens are chosen."""
+ROUNDING = 1e-5
+"""Of weights in float32: a step of Adam moves each by 5e-4, also where its gradient is little more than rounding."""
+OTHER_SIZES: dict[str, dict[str, Any]] = {
+    "blockwise": {"heads": 4},
+    "multi_scale": {"heads": 4},
+    "decision_transformer": {"dropout": 0.0},
+}
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lines about compilations."""
+    lines: list[str] = []
+    monkeypatch.setattr(update, "announce", lines.append)
+    return lines
+
+
+def learned(kind: Any, updates: str, environment: str = "CartPole-v1", **settings: Any) -> Any:
+    """An agent after two updates of four environments."""
+    values: dict[str, Any] = {"n_steps": 8, "seed": 0, "device": "cpu", "n_epochs": 2}
+    agent = kind("GTrXLPolicy", make_vec_env(environment, 4, seed=0), updates=updates, **(values | settings))
+    agent.learn(2 * 4 * 8)
+    return agent
+
+
+def assert_same_weights(one: Any, other: Any, allowed: float) -> None:
+    pairs = zip(one.policy.state_dict().items(), other.policy.state_dict().values(), strict=True)
+    for (name, expected), got in pairs:
+        torch.testing.assert_close(got, expected, rtol=0, atol=allowed, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_what_is_traced_is_the_evaluation(preset: str, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", nop)  # the graph, operation by operation
+    sizes = {"preset": preset, "width": 16, "heads": 2} | OTHER_SIZES.get(preset, {})
+    settings: dict[str, Any] = {"policy_kwargs": {"backbone": sizes}, "target_kl": None}
+    if preset in ("linear_transformer", "fast_weight"):
+        pytest.skip("operation by operation, torch 2.13 cannot run the graphs of these two; machine code can")
+    eager, compiled = (learned(GTrXLPPO, updates, **settings) for updates in ("eager", "compiled"))
+    assert bool([line for line in said if "eager" in line]) == (preset in IN_EAGER_MODE)
+    assert_same_weights(eager, compiled, ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (GTrXLPPO, {"gradient_window": 4, "popart": 0.01, "environment": "Pendulum-v1"}),
+        (GTrXLVMPO, {"policy_kwargs": {"backbone": {"preset": "linear_transformer", "width": 16, "heads": 2}}}),
+    ],
+)
+def test_machine_code_learns_the_same(kind: Any, settings: dict[str, Any], said: list[str], tmp_path: Path) -> None:
+    small = {"policy_kwargs": {"backbone": {"preset": "gtrxl", "width": 16, "layers": 1, "heads": 2, "memory": 8}}}
+    eager, compiled = (learned(kind, updates, **(small | settings)) for updates in ("eager", "compiled"))
+    assert [line.split(" ", 2)[:2] for line in said] == [["compiling", "the"], ["compiled", "the"]]
+    assert_same_weights(eager, compiled, ROUNDING)
+    compiled.save(tmp_path / "agent.zip")
+    loaded = kind.load(tmp_path / "agent.zip", updates="eager")
+    assert loaded.updates == "eager" and kind.load(tmp_path / "agent.zip").updates == "compiled"
+    assert_same_weights(loaded, compiled, 0.0)
