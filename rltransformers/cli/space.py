@@ -9,6 +9,7 @@ from rltransformers.cli.trust import Program, programs, require_trust
 from rltransformers.cli.values import check_values
 from rltransformers.core.errors import ConfigError
 from rltransformers.training.runs.experiment import (
+    AROUND,
     ExperimentConfig,
     OneOf,
     Span,
@@ -18,7 +19,7 @@ from rltransformers.training.runs.experiment import (
 )
 
 Search = dict[str, Span | OneOf]
-SAME_FOR_ALL = ("output", "tune", "agent", "threads", "tracker", "imports", "evaluation")
+SAME_FOR_ALL = (*AROUND, "tune", "agent", "imports", "evaluation")
 """Settings and sections that all trials of a study have in common."""
 LOSS_OF = ("algorithm.validation", "algorithm.top_fraction", "algorithm.action_head", "algorithm.chunk")
 """Settings that change what ``eval/action_loss`` is the loss of."""

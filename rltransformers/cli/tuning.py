@@ -16,7 +16,7 @@ from rltransformers.cli.space import Search, with_values
 from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, one_line, require
 from rltransformers.core.files import file_lock, replacing
-from rltransformers.training.runs.experiment import OneOf, build_experiment
+from rltransformers.training.runs.experiment import AROUND, OneOf, build_experiment
 
 
 def tune(
@@ -68,7 +68,7 @@ def _study(optuna: Any, folder: Path, base: Mapping[str, Any], space: Mapping[st
         direction="maximize",
         pruner=optuna.pruners.MedianPruner(),
     )
-    config = {key: value for key, value in base.items() if key not in ("output", "threads", "tracker")}
+    config = {key: value for key, value in base.items() if key not in AROUND}
     question = json.dumps({"config": config, "search": space}, sort_keys=True)
     if study.user_attrs.get("asked", question) != question:
         raise ConfigError(f"{folder} holds a study of another config or search: give this one another --name")

@@ -100,9 +100,9 @@ def _sweeps(texts: Sequence[str]) -> dict[str, list[Any]]:
             raise ConfigError(f"--sweep takes KEY=VALUE,VALUE,..., as backbone.mixer=softmax,linear; got {text!r}")
         if key in sweeps:
             raise ConfigError(f"--sweep {key} is given twice; give it once, with all values")
-        if key.partition(".")[0] in ASIDE:
-            hint = "give --seeds N" if key == "seed" else f"give --{key} VALUE"
-            raise ConfigError(f"--sweep {key}: runs are not compared by that; {hint}")
+        if (name := key.partition(".")[0]) in ASIDE:
+            hint = {"seed": "give --seeds N", "tune": "leave it out"}.get(name, f"give --{name} VALUE")
+            raise ConfigError(f"--sweep {key}: runs are not compared by {name}; {hint}")
         sweeps[key] = parse_yaml(f"[{values}]", f"--sweep {key}")
         if len(sweeps[key]) < 2:
             raise ConfigError(
@@ -130,7 +130,7 @@ def read_file(path: str) -> dict[str, dict[str, Any]]:
         if (changes or {}).get("dataset") == "mean":
             raise ConfigError(f"{path}: {name}: `dataset: mean` trains nothing: it is for `rltransformers suite`")
         for key in changes or {}:
-            if key in ASIDE:
+            if str(key).partition(".")[0] in ASIDE:
                 raise ConfigError(f"{path}: {name}: {key} is that of all variants; leave it out")
         seeds = (changes or {}).get("seeds", 1)
         if not fits(seeds, Count):

@@ -8,7 +8,7 @@ An ``.onnx`` file has one name per tensor: inputs and outputs their own, states 
 import json
 import os
 import platform
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,10 @@ def _save_onnx(program: ExportedProgram, path: Path, about: Mapping[str, Any], t
     names = {name: f"inside/{name}" for name in [*names_in, *names_out]}
     names |= {f"input {name}": name for name in names_in} | {f"output {name}": name for name in names_out}
     _rename(model.graph, names)
-    _name_batch(model.graph)
+    state = about["state"]
+    shapes = about["inputs"] | {f"state.{name}": value for name, value in state.items()}
+    shapes |= about["outputs"] | {f"next.{name}": value for name, value in state.items()}
+    _name_batch(model.graph, {name: value["shape"] for name, value in shapes.items()})
     entry = model.metadata_props.add()
     entry.key, entry.value = METADATA, text
     require("onnx", EXTRA).save(model, path)
@@ -136,17 +139,19 @@ def _about(tensor: Tensor, batch: int | None, shared: bool) -> dict[str, Any]:
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": shape}
 
 
-def _name_batch(graph: Any) -> None:
+def _name_batch(graph: Any, shapes: Mapping[str, Sequence[int | str]]) -> None:
     """Call the size of the batch "batch"; inside, sizes that are multiples of it keep their own names.
 
-    What comes in and goes out has no other size that is not fixed.
+    What comes in and goes out has the ``shapes`` of the description: the exporter does not always see that a size of
+    an output is fixed.
     """
-    symbols = set()
+    symbols = {axis.dim_param for value in graph.input for axis in value.type.tensor_type.shape.dim} - {""}
     for value in [*graph.input, *graph.output]:
-        for axis in value.type.tensor_type.shape.dim:
-            if axis.dim_param:
-                symbols |= {axis.dim_param} if value in graph.input else set()
-                axis.dim_param = "batch"
+        for axis, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
+            if isinstance(size, int):
+                axis.dim_value = size
+            else:
+                axis.dim_param = size
     for value in graph.value_info:
         for axis in value.type.tensor_type.shape.dim:
             if axis.dim_param in symbols:

@@ -34,13 +34,20 @@ def page_data(agent: Agent, name: str, episodes: Sequence[Episode], deterministi
             for layer, mass in masses.items():
                 layers[layer] = len(mass), max(mass.shape[1], layers.get(layer, (0, 0))[1])
     silent = [str(number) for number in range(config.layers) if f"layer{number}" not in layers]
-    note = f"Layers whose mixer has no attention weights, so that there are none to show: {', '.join(silent)}."
+    notes = [f"Layers whose mixer has no attention weights, so that there are none to show: {', '.join(silent)}."]
+    notes = notes if silent else []
+    every = agent.policy.decide_every if isinstance(agent, DecisionTransformer) else 1
+    if every > 1 and layers:
+        notes.append(
+            f"The policy decides every {every} steps: 0, {every}, {2 * every}, ... Steps between take the actions that "
+            "the last decision planned; no decision reads the attention that is shown there."
+        )
     return {
         "title": f"{agent.kind} in {name}",
         "about": f"{int(agent.num_timesteps):,} training steps, {'most likely' if deterministic else 'sampled'} actions"
         f", rltransformers {__version__}",
         "kinds": ["step"] if config.tokens_per_step == 1 else tokens[-config.tokens_per_step :],
-        "note": note if silent else "",
+        "note": " ".join(notes),
         "layers": [
             {"name": layer.replace("layer", "layer "), "heads": heads, "steps": steps}
             for layer, (heads, steps) in layers.items()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rltransformers.agents import DecisionTransformer
+from rltransformers.core.errors import ConfigError
 from rltransformers.data import Trajectories
 from tests.agents.test_decision_masks import episodes, model_of
 from tests.agents.test_decision_transformer import TINY, make, record
@@ -58,6 +59,8 @@ def test_results_do_not_depend_on_the_number_of_environments(data: Trajectories,
 def test_a_saved_model_decides_as_often_as_it_is_told(data: Trajectories, tmp_path: Path) -> None:
     model = make(data, learning_rate=1e-2, chunk=4).learn(10)
     model.save(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"decide_every \(5\) .* of 4; lower .* which a saved one cannot get"):
+        DecisionTransformer.load(tmp_path / "model", device="cpu", decide_every=5)
     often = DecisionTransformer.load(tmp_path / "model", device="cpu", decide_every=1)
     assert (often.settings.chunk, often.settings.decide_every, model.settings.decide_every) == (4, 1, None)
     observations, states = np.random.default_rng(1).normal(size=(6, 2, 2)).astype(np.float32), [cast(Any, None)] * 2

@@ -531,8 +531,11 @@ def test_compiled_acting_equals_eager_acting(
         ({"critic": "qt", "policy_kwargs": {**TINY, "readout": "spalm"}}, "leave one of the two out"),
         ({"return_in": "condition", "policy_kwargs": {"backbone": {"tokens_per_step": 3}}}, "has 2 tokens per step"),
         ({"chunk": 0}, r"chunk must be a whole number in \[1, 1000\], got 0"),
-        ({"chunk": 2, "decide_every": 3}, r"decide_every \(3\) .* a chunk of 2; raise chunk, or lower decide_every"),
-        ({"decide_every": 2}, "a chunk of 1; raise chunk"),
+        (
+            {"chunk": 2, "decide_every": 3},
+            r"decide_every \(3\) .* a chunk of 2; lower decide_every, or make .* chunk=3",
+        ),
+        ({"decide_every": 2}, "a chunk of 1; lower decide_every"),
         ({"chunk": 2, "critic": "qt"}, "leave chunk at 1, or critic out"),
         ({"chunk": 2, "policy_kwargs": {**TINY, "readout": "spalm"}}, "leave chunk at 1, or readout out"),
         (

@@ -209,20 +209,31 @@ class Streams(nn.Module):
         before = state["sum"].flatten(0, 1)
         for _ in range(3):
             rows = self.norm(rows + self.linear(rows))
-        return {"y": rows.unflatten(0, (-1, 2))[:, 0]}, {"sum": (before + rows).unflatten(0, (-1, 2))}
+        clock = (state["clock"] + 1).flatten().view(inputs["x"].shape[0], -1)  # 2 a row, which a trace does not see
+        return {"y": rows.unflatten(0, (-1, 2))[:, 0]}, {"sum": (before + rows).unflatten(0, (-1, 2)), "clock": clock}
 
 
 @pytest.mark.slow
 def test_sizes_inside_that_are_multiples_of_the_batch_do_not_bear_its_name(tmp_path: Path) -> None:
     module = Streams().eval()
-    write_step(module, tmp_path / "step.onnx", {"x": torch.zeros(2, 4)}, {"sum": torch.zeros(2, 2, 4)})
+    zeros = {"sum": torch.zeros(2, 2, 4), "clock": torch.zeros(2, 2)}
+    write_step(module, tmp_path / "step.onnx", {"x": torch.zeros(2, 4)}, zeros)
     import onnx
 
-    values = onnx.load(tmp_path / "step.onnx").graph.value_info
-    names = {axis.dim_param for value in values for axis in value.type.tensor_type.shape.dim if axis.dim_param}
+    graph = onnx.load(tmp_path / "step.onnx").graph
+    axes = {
+        value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
+        for value in [*graph.input, *graph.output, *graph.value_info]
+    }
+    inside = {name for name, sizes in axes.items() if not name.startswith(("x", "y", "state.", "next."))}
+    names = {size for name in inside for size in axes[name] if isinstance(size, str)}
     assert "batch" in names and len(names) > 1
+    states = {"sum": ["batch", 2, 4], "clock": ["batch", 2]}
+    outside = {"x": ["batch", 4], "y": ["batch", 4]}
+    outside |= {f"{when}.{name}": sizes for name, sizes in states.items() for when in ("state", "next")}
+    assert {name: axes[name] for name in axes.keys() - inside} == outside
     for batch in (1, 3):
-        inputs, state = {"x": torch.randn(batch, 4)}, {"sum": torch.randn(batch, 2, 4)}
+        inputs, state = {"x": torch.randn(batch, 4)}, {"sum": torch.randn(batch, 2, 4), "clock": torch.ones(batch, 2)}
         with torch.no_grad():
             expected = module(inputs, state)
         assert_runs_equal([onnx_step(tmp_path / "step.onnx")(inputs, state)], [expected], tolerance=1e-5)

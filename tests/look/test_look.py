@@ -295,6 +295,13 @@ def test_layers_without_attention_weights_are_named() -> None:
     assert data["layers"] == [] and "no attention weights, so that there are none to show: 0, 1" in data["note"]
 
 
+@pytest.mark.parametrize(("settings", "every"), [({"chunk": 4}, 4), ({"chunk": 4, "decide_every": 2}, 2), ({}, 1)])
+def test_a_policy_with_chunks_says_which_steps_decide(settings: dict[str, int], every: int, tmp_path: Path) -> None:
+    note = content(look(offline(**settings), "CartPole-v1", tmp_path / "a.html"))["note"]
+    assert ("no decision reads the attention that is shown there" in note) == (every > 1)
+    assert every == 1 or f"every {every} steps: 0, {every}, {2 * every}, ..." in note
+
+
 def test_heads_that_may_look_at_nothing_tell_how_much_they_look_at() -> None:
     agent = online(preset="modern")
     (episode,) = play(agent, CUE, **SETTINGS)

@@ -19,7 +19,7 @@ aside; the group of the first run is what the others are compared with. Of every
 seeds, the interquartile mean (IQM) of the last evaluation with its 95 % bootstrap interval over seeds, the IQM of the
 best evaluations, the probability that one of its runs is better than one of the first group, and medians of steps, time
 and steps per second. Runs that are not finished are named with the step they reached, and count where a group has no
-others.
+others. Runs with a damaged file are named and left out; where all are damaged the exit code is 2.
 
   rltransformers compare runs/gtrxl_cue_recall-seed* runs/memoryless-seed*
   rltransformers compare runs/cue-sweep --plot curves.png --by seconds --csv curves.csv

@@ -196,8 +196,8 @@ class Settings:
             )
         if (self.decide_every or 1) > self.chunk:
             raise ConfigError(
-                f"decide_every ({self.decide_every}) steps take an action each of a chunk of {self.chunk}; raise chunk,"
-                " or lower decide_every"
+                f"decide_every ({self.decide_every}) steps take an action each of a chunk of {self.chunk}; lower "
+                f"decide_every, or make and train a model with chunk={self.decide_every}, which a saved one cannot get"
             )
         if self.critic is not None and self.chunk > 1:
             raise ConfigError(

@@ -242,15 +242,28 @@ def compare(runs: Places | Mapping[str, Places], *, metric: str | None = None) -
         metric: a column of progress.csv such as ``eval/success_rate``; None: mean return of the evaluations (the
             highest over target returns), without an environment the loss on held-out episodes.
 
+    Runs with a damaged file are left out, and named in the notes.
+
     Raises:
         ConfigError: for a place without a run, runs without evaluations, and a metric that a run does not have.
-        DataError: for a damaged file of a run.
+        DataError: where all runs are damaged; names a file of the first one.
     """
     check(runs, Places | Mapping[str, Places], "runs")
+    damaged: dict[Path, DataError] = {}
+
+    def read(places: Places) -> Iterator[Run]:
+        for path in find_runs(_listed(places)):
+            try:
+                yield _read(path, metric)
+            except DataError as error:
+                damaged[path] = error
+
     if isinstance(runs, Mapping):
-        named = {name: [_read(path, metric) for path in find_runs(_listed(places))] for name, places in runs.items()}
+        named = {name: list(read(places)) for name, places in runs.items()}
     else:
-        named = _grouped([_read(path, metric) for path in find_runs(_listed(runs))])
+        named = _grouped(list(read(runs)))
+    if damaged and not any(named.values()):
+        raise next(iter(damaged.values()))
     every = [run for members in named.values() for run in members]
     groups = [Group(name, tuple(run for run in members if run.points)) for name, members in named.items()]
     groups = [group for group in groups if group.runs]
@@ -260,7 +273,8 @@ def compare(runs: Places | Mapping[str, Places], *, metric: str | None = None) -
             f"no run has an evaluation yet ({reached}); wait for one, set evaluation.every, or go on with "
             "`rltransformers train --resume RUN`"
         )
-    return Comparison(tuple(groups), tuple(_notes(groups, [run for run in every if not run.points])))
+    left_out = [f"{path} is left out: {error}" for path, error in damaged.items()]
+    return Comparison(tuple(groups), (*left_out, *_notes(groups, [run for run in every if not run.points])))
 
 
 def check_picture_name(path: str | os.PathLike[str]) -> None:
@@ -304,7 +318,11 @@ def _grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def _read(path: Path, metric: str | None) -> Run:
     folder = RunFolder(path)
-    config, rows = read_experiment(folder.config), folder.read_metrics()
+    try:
+        config = read_experiment(folder.config)
+    except ConfigError as error:
+        raise DataError(str(error)) from error
+    rows = folder.read_metrics()
     evaluated = [name for name in (rows[-1] if rows else {}) if name.startswith("eval/")]
     chosen = metric or next((name for name in USUAL if name in evaluated), "")
     if metric is not None and rows and evaluated and metric not in rows[-1]:

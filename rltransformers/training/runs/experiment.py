@@ -42,6 +42,8 @@ class AgentName(StrEnum):
     SAC = "sac"
 
 
+AROUND = ("output", "threads", "tracker")
+"""Settings around a run, which change nothing that it computes."""
 RESTARTING = (AgentName.GTRXL_PPO, AgentName.GTRXL_VMPO, AgentName.GTRXL_DQN, AgentName.GTRXL_SAC)
 """Agents that can begin new episodes in the middle of a run and resume from there."""
 BASELINES = (AgentName.RECURRENT_PPO, AgentName.PPO, AgentName.SAC)

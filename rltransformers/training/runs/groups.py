@@ -12,8 +12,9 @@ import yaml
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_path, check_run
+from rltransformers.training.runs.experiment import AROUND
 
-ASIDE = ("seed", "output", "threads", "tracker", "tune")
+ASIDE = ("seed", *AROUND, "tune")
 """Settings that are no part of what a run computes."""
 
 

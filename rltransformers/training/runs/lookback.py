@@ -45,12 +45,9 @@ class LookbackMeter:
     def result(self) -> list[NDArray[np.float64]]:
         """Mean attention [H, L] of every layer over calls and tokens; column d belongs to the token d before.
 
-        Raises:
-            ConfigError: when no layer has attention weights.
+        Empty where there was no call.
         """
-        if not self._sums:
-            raise ConfigError(NO_ATTENTION)
-        length = max(mass.shape[1] for mass in self._sums.values())
+        length = max((mass.shape[1] for mass in self._sums.values()), default=0)
         return [(_pad(mass, length) / self._calls).numpy() for mass in self._sums.values()]
 
 

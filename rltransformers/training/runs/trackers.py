@@ -19,7 +19,8 @@ from rltransformers.core.files import replacing
 class _Tracker(KVWriter, ABC):
     """A run of a tracker; its id is kept in the run folder, so that a resumed run goes on in the same one."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, package: Any, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.package = package
         kept = folder / f"{type(self).__name__.lower()}_id.txt"
         identity = self.begin(folder, settings, kept.read_text().strip() if kept.is_file() else None)
         with replacing(kept) as temporary:
@@ -48,8 +49,7 @@ class Wandb(_Tracker):
     """A run of Weights & Biases, with ``step`` as the axis of every curve."""
 
     def begin(self, folder: Path, settings: Mapping[str, Any], identity: str | None) -> str:
-        wandb = require("wandb", "track")
-        self.run = wandb.init(
+        self.run = self.package.init(
             name=folder.name, dir=str(folder), config=dict(settings), id=identity, resume="allow", reinit="create_new"
         )
         self.run.define_metric("*", step_metric="step")  # its own step only rises, and a resumed run goes back a little
@@ -66,20 +66,24 @@ class Mlflow(_Tracker):
     """A run of MLflow."""
 
     def begin(self, folder: Path, settings: Mapping[str, Any], identity: str | None) -> str:
-        self.mlflow = require("mlflow", "track")
-        run = self.mlflow.start_run(run_id=identity, run_name=folder.name)
+        run = self.package.start_run(run_id=identity, run_name=folder.name)
         if identity is None:
-            self.mlflow.log_params(dict(settings))
+            self.package.log_params(dict(settings))
         return str(run.info.run_id)
 
     def log(self, numbers: dict[str, float], step: int) -> None:
-        self.mlflow.log_metrics(numbers, step=step)
+        self.package.log_metrics(numbers, step=step)
 
     def close(self) -> None:
-        self.mlflow.end_run()
+        self.package.end_run()
 
 
 TRACKERS: Mapping[str, type[_Tracker]] = {"wandb": Wandb, "mlflow": Mlflow}
+
+
+def package_of(tracker: str) -> Any:
+    """The package of a tracker; raises MissingExtraError without it."""
+    return require(tracker, "track")
 
 
 def begin_tracking(tracker: str, folder: Path, settings: Mapping[str, Any]) -> KVWriter:
@@ -89,9 +93,9 @@ def begin_tracking(tracker: str, folder: Path, settings: Mapping[str, Any]) -> K
         MissingExtraError: without its package.
         ConfigError: if it does not begin, for example without an account.
     """
-    require(tracker, "track")
+    package = package_of(tracker)
     try:
-        return TRACKERS[tracker](folder, settings)
+        return TRACKERS[tracker](package, folder, settings)
     except Exception as error:  # of whatever kind they raise
         way_out = {"wandb": "log in, or set WANDB_MODE=offline", "mlflow": "look at MLFLOW_TRACKING_URI"}[tracker]
         raise ConfigError(f"tracker {tracker} does not begin: {error_line(error)}; {way_out}") from error

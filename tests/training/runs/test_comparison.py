@@ -112,6 +112,31 @@ def test_names_in_pictures_are_no_formulas(make: Make) -> None:
     plot_lookback(Path("lookback.png"), [np.ones((2, 3))], "$x^$")
 
 
+DAMAGE: dict[str, tuple[str, bytes]] = {
+    "a number that is none": ("progress.csv", b"step,eval/mean_reward\n100,0.5x\n"),
+    "rows that are no text": ("progress.csv", b"step,eval/mean_reward\n100,\xff\xfe\n"),
+    "a config that is no YAML": ("config.yaml", b"{agent: ["),
+    "a config that is no text": ("config.yaml", b"\xff\xfe"),
+    "a config of something else": ("config.yaml", b"learning: 1\n"),
+}
+
+
+@pytest.mark.parametrize(("file", "content"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_run_is_named_and_the_others_are_compared(
+    make: Make, capsys: pytest.CaptureFixture[str], file: str, content: bytes
+) -> None:
+    whole = [make(f"a-seed{seed}", [1.0], seed=seed) for seed in (0, 1)]
+    damaged = make("a-seed2", [1.0], seed=2)
+    (damaged / file).write_bytes(content)
+    comparison = compare([damaged, *whole])
+    assert [[run.path for run in group.runs] for group in comparison.groups] == [whole]
+    note = next(note for note in comparison.notes if note.startswith(f"{damaged} is left out: "))
+    assert file in note
+    assert main(["compare", "runs"]) == 0 and f"note: {note}" in capsys.readouterr().out
+    with pytest.raises(DataError, match=file):
+        compare(damaged)
+
+
 def test_a_metric_that_is_no_number_is_named(make: Make) -> None:
     one, two = (make(name, [1.0]) for name in "ab")
     RunFolder(one).metrics.write_text("step,train/n_updates,eval/mean_reward\n100,3,0.5x\n")

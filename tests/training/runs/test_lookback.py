@@ -65,7 +65,6 @@ def test_calls_of_different_length_are_padded() -> None:
 
 
 def test_a_backbone_without_weights_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no attention weights"):
-        LookbackMeter().result()
+    assert LookbackMeter().result() == []
     with pytest.raises(ConfigError, match=r"no attention weights.*leave the picture out"):
         LookbackMeter().add({})
