@@ -1,5 +1,7 @@
 """Episodes as mp4 files, recorded by Gymnasium's ``RecordVideo``, and whether an environment can be recorded."""
 
+import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -12,6 +14,8 @@ from gymnasium.wrappers import RecordVideo
 from rltransformers.core.errors import ConfigError, one_line, require
 from rltransformers.envs.make import EnvironmentSource, WrapperConfig, Wrappers, make_env
 
+DISPLAYS = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
+"""Variables of which one is set where pygame has something to draw on."""
 RECORDER = "rltransformers.envs.video:EpisodeVideo"
 """Name of the wrapper in a list of wrappers."""
 
@@ -50,7 +54,12 @@ def check_recordable(env_id: str, env_kwargs: Mapping[str, Any], wrappers: Seque
 
 
 def drawing_fault(env_id: EnvironmentSource, env_kwargs: Mapping[str, Any], wrappers: Wrappers) -> str | None:
-    """Try to draw a frame with the ``render_mode`` of ``env_kwargs``; return why that fails, None where it does not."""
+    """Try to draw a frame with the ``render_mode`` of ``env_kwargs``; return why that fails, None where it does not.
+
+    On a Linux without display, pygame is told to draw without one: it would look for one, and complain.
+    """
+    if sys.platform == "linux" and not DISPLAYS & os.environ.keys():
+        os.environ["SDL_VIDEODRIVER"] = "dummy"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Gymnasium only warns of a render mode that is none

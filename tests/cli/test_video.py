@@ -1,6 +1,7 @@
 """``evaluate --video``: videos hold the episodes that count, and what cannot be recorded is refused before it plays."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from rltransformers.cli import runs
+from rltransformers.envs.video import DISPLAYS, drawing_fault
 from tests.cli.test_runs import OFFLINE, ONLINE, refused, run, work
 
 __all__ = ["work"]  # the fixture
@@ -108,3 +110,18 @@ def test_videos_without_moviepy_name_the_extra(
     Path("runs/x/config.yaml").write_text(yaml.safe_dump(ONLINE | {"environment": CARTPOLE}))
     message = refused(capsys, "evaluate", "runs/x", "--video", "videos")
     assert "pip install 'rltransformers[video]'" in message
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pygame looks for a display in other ways elsewhere")
+@pytest.mark.parametrize("display", [None, ":7"])
+def test_pygame_draws_without_a_display_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, display: str | None
+) -> None:
+    for name in (*DISPLAYS, "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    if display is not None:
+        monkeypatch.setenv("DISPLAY", display)
+    assert (
+        drawing_fault("rltransformers/CueRecall-v0", {"render_mode": "rgb_array"}, ()) is not None
+    )  # it draws nothing
+    assert os.environ.get("SDL_VIDEODRIVER") == ("dummy" if display is None else None)

@@ -296,7 +296,7 @@ def test_layers_without_attention_weights_are_named() -> None:
 
 
 @pytest.mark.parametrize(("settings", "every"), [({"chunk": 4}, 4), ({"chunk": 4, "decide_every": 2}, 2), ({}, 1)])
-def test_a_policy_with_chunks_says_which_steps_decide(settings: dict[str, int], every: int, tmp_path: Path) -> None:
+def test_a_policy_with_chunks_says_which_steps_decide(settings: dict[str, Any], every: int, tmp_path: Path) -> None:
     note = content(look(offline(**settings), "CartPole-v1", tmp_path / "a.html"))["note"]
     assert ("no decision reads the attention that is shown there" in note) == (every > 1)
     assert every == 1 or f"every {every} steps: 0, {every}, {2 * every}, ..." in note
