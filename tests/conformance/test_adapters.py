@@ -1,20 +1,24 @@
 """The table of the documents is what the checks say: of our agents here and now, of other libraries where installed."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from rltransformers.conformance import __main__ as command
 from rltransformers.conformance.checks import CHECKS, Result, Status
-from tests.docs.blocks import ROOT, Block, blocks_of
-from tests.peers.conformance import OURS, SUBJECTS, Subject, checked, main
-from tests.peers.table import END, START, Row, as_markdown, in_page
+from tests.docs.blocks import ROOT
+from tests.peers.conformance import OURS, SUBJECTS, Subject, checked, checked_apart, main
+from tests.peers.reproductions import FAILURES, Failure
+from tests.peers.sources import VARIABLE, Source
+from tests.peers.table import MARKS, Row, as_markdown, in_page
 
 PAGE = ROOT / "docs" / "results" / "conformance.md"
 ALWAYS = [subject for subject in SUBJECTS if subject.library in (OURS, "sb3-contrib")]
 OTHERS = [subject for subject in SUBJECTS if subject not in ALWAYS]
-REPRODUCTIONS = [block for block in blocks_of(PAGE.read_text(), PAGE.name) if block.module is not None]
+START, END = (mark.format(name="conformance") for mark in MARKS)
+FAILURES_START, FAILURES_END = (mark.format(name="failures") for mark in MARKS)
 
 
 def committed(subject: Subject) -> tuple[str, list[Status]]:
@@ -47,28 +51,38 @@ def test_our_agents_are_put_to_nearly_every_check() -> None:
 @pytest.mark.filterwarnings("ignore")  # theirs
 @pytest.mark.parametrize("subject", OTHERS, ids=lambda subject: f"{subject.library} {subject.name}")
 def test_other_libraries_are_as_the_table_says(subject: Subject) -> None:
-    pytest.importorskip(subject.imports)
+    if not subject.installed:
+        pytest.skip(f"not run; {subject.missing}")
     version, statuses = committed(subject)
     if subject.version != version:
         pytest.skip(f"the table is of {subject.library} {version}, installed is {subject.version}")
-    results = checked(subject).results
+    results = (checked(subject) if subject.source is None else checked_apart(subject)).results
     assert [result.status for result in results] == statuses, results
 
 
 @pytest.mark.third_party
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("block", REPRODUCTIONS, ids=lambda block: block.place)
-def test_failures_of_others_are_reproduced(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip(str(block.module))
-    exec(compile(block.text, block.place, "exec"), {"__name__": "__main__"})
-    told = capsys.readouterr().out
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)
+def test_failures_of_others_are_reproduced(failure: Failure) -> None:
+    subject = next(each for each in SUBJECTS if each.library == failure.library)
+    if not subject.installed:
+        pytest.skip(f"not run; {subject.missing}")
+    told = failure.run()
     assert float(told.split()[-1]) > 1e-3, told  # the last number printed is how far two sides are apart
 
 
 def test_every_failure_of_another_library_is_reproduced_on_the_page() -> None:
-    failing = {subject.imports for subject in SUBJECTS if "failed" in committed(subject)[1]}
-    page = PAGE.read_text().partition(END)[2]
-    assert failing and all(re.search(rf"^(from|import) {name}\b", page, re.MULTILINE) for name in failing)
+    page = PAGE.read_text().partition(FAILURES_START)[2].partition(FAILURES_END)[0]
+    failing = {
+        (subject.library, check)
+        for subject in SUBJECTS
+        for check, status in zip(CHECKS, committed(subject)[1], strict=True)
+        if status == "failed"
+    }
+    assert failing == {(each.library, check) for each in FAILURES for check in each.checks}
+    for each in FAILURES:
+        assert f"### {each.title}\n" in page and each.path.read_text().split('"""\n', 2)[-1].strip() in page, each.name
+    assert {each.path for each in FAILURES} == set(FAILURES[0].path.parent.glob("*.py"))
 
 
 def test_the_command_prints_and_writes_what_it_found(
@@ -79,7 +93,8 @@ def test_the_command_prints_and_writes_what_it_found(
     monkeypatch.setattr("tests.peers.conformance.check_policy", lambda policy: results)
     monkeypatch.setattr(command, "check_policy", lambda policy: results)
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{START}\nold\n{END}\nafter\n")
+    page.write_text(f"before\n{START}\nold\n{END}\n{FAILURES_START}\n{FAILURES_END}\nafter\n")
+    monkeypatch.setattr(Failure, "run", lambda failure: "1.0\n")
     main(["--library", "sb3-contrib", "--write", str(page)])
     assert "step = segment: failed 5.0e-01 (row 1, step 2)" in capsys.readouterr().out
     assert command.main(["--agent", "GTrXLPPO"]) == 1
@@ -101,17 +116,18 @@ def test_a_page_that_is_not_there_is_refused_before_anything_is_computed(
     with pytest.raises(SystemExit):
         main(["--write", str(page)])
     assert "the page has no place for the table" in capsys.readouterr().err
-    page.write_text(f"{START}\nold\n{END}\n")
+    marks = f"{START}\nold\n{END}\n{FAILURES_START}\n{FAILURES_END}\n"
+    page.write_text(marks)
     monkeypatch.setattr(Subject, "installed", property(lambda subject: subject.library == OURS))
     with pytest.raises(SystemExit):
         main(["--library", "d3rlpy", "--write", str(page)])
-    assert "would lack the rows of d3rlpy, not installed" in capsys.readouterr().err
-    assert page.read_text() == f"{START}\nold\n{END}\n"
+    assert "would lack the rows of d3rlpy; pip install" in capsys.readouterr().err
+    assert page.read_text() == marks
 
 
 def test_a_page_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="no place for the table"):
-        in_page("text", as_markdown([Row("name", "library 1", [])]))
+        in_page("text", "conformance", as_markdown([Row("name", "library 1", [])]))
 
 
 def test_policies_of_a_library_that_is_missing_are_told_with_the_extra(
@@ -119,4 +135,28 @@ def test_policies_of_a_library_that_is_missing_are_told_with_the_extra(
 ) -> None:
     monkeypatch.setattr(Subject, "installed", property(lambda subject: False))
     main(["--library", "d3rlpy"])
-    assert "d3rlpy: DecisionTransformer: not installed; pip install" in capsys.readouterr().out
+    assert "d3rlpy: DecisionTransformer: not run; pip install" in capsys.readouterr().out
+
+
+def test_a_library_without_a_package_is_told_with_its_checkout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    main(["--library", "cleanrl"])
+    told = "cleanrl: ppo_trxl, memory of 8 steps: not run; in the folder of --sources: git clone https://github.com/"
+    assert told in capsys.readouterr().out
+    monkeypatch.setenv(VARIABLE, "")  # so that it is restored
+    main(["--library", "cleanrl", "--sources", str(tmp_path)])  # an empty folder
+    assert told in capsys.readouterr().out
+
+
+def test_a_library_in_the_folder_of_sources_is_read_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source("theirs", "git clone theirs", ("theirs/code",))
+    (tmp_path / "theirs" / "code").mkdir(parents=True)
+    information = tmp_path / "theirs" / "theirs-1.2.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Name: theirs\nVersion: 1.2\n")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    source.use()
+    assert source.exists and source.version == "1.2" and sys.path[0] == str(tmp_path / "theirs" / "code")

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rltransformers.conformance.checks import CHECKS, Result
+from tests.peers.reproductions import FAILURES
 
-START, END = "<!-- conformance:start -->", "<!-- conformance:end -->"
+MARKS = "<!-- {name}:start -->", "<!-- {name}:end -->"
+"""Around what is generated: the table of ``conformance``, and the sections of ``failures``."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +28,37 @@ def as_markdown(rows: Sequence[Row]) -> str:
         "",
         "**Failed**",
         "",
-        *(
-            f"- {row.library} `{row.name}`, {result.check}: {result.note}."
-            for row in rows
-            for result in row.results
-            if result.failed
-        ),
+        *_failed(rows),
         "",
         "**Passed with a refusal, or does not apply**",
         "",
         *(f"- {line}." for name in CHECKS for line in _reasons(name, rows)),
     ]
     return "\n".join(lines)
+
+
+def _failed(rows: Sequence[Row]) -> list[str]:
+    """A line for each reason, with the policies and the checks that fail for it, and one for each failure without."""
+    failed = [(row, result) for row in rows for result in row.results if result.failed]
+    lines = []
+    for each in FAILURES:
+        explained = [
+            (row, result)
+            for row, result in failed
+            if row.library.split()[0] == each.library and result.check in each.checks
+        ]
+        names = dict.fromkeys(f"`{row.name}`" for row, _ in explained)
+        checks = dict.fromkeys(f"*{result.check}*" for _, result in explained)
+        if explained:
+            lines.append(f"- [{each.title}](#{each.anchor}): {', '.join(checks)} ({', '.join(names)}).")
+        failed = [pair for pair in failed if pair not in explained]
+    return lines + [f"- {row.library} `{row.name}`, {result.check}: {result.note}." for row, result in failed]
+
+
+def sections(rows: Sequence[Row]) -> str:
+    """The sections of all failures, whose programs run for it."""
+    versions = dict(row.library.split() for row in rows)
+    return "\n\n".join(each.section(versions[each.library]) for each in FAILURES if each.library in versions)
 
 
 def _cell(result: Result) -> str:
@@ -56,14 +77,15 @@ def _reasons(check: str, rows: Sequence[Row]) -> list[str]:
     return [f"*{check}*: {note} ({', '.join(those)})" for note, those in names.items()]
 
 
-def in_page(page: str, table: str) -> str:
-    """The text of a page with another table between its marks.
+def in_page(page: str, name: str, text: str) -> str:
+    """The text of a page with another text between the marks of this name.
 
     Raises:
         ValueError: when the page has no marks.
     """
-    before, found, rest = page.partition(START)
-    _, closed, after = rest.partition(END)
+    start, end = (mark.format(name=name) for mark in MARKS)
+    before, found, rest = page.partition(start)
+    _, closed, after = rest.partition(end)
     if not found or not closed:
-        raise ValueError(f"the page has no place for the table: {START} and {END} on lines of their own")
-    return f"{before}{START}\n\n{table}\n\n{END}{after}"
+        raise ValueError(f"the page has no place for the table: {start} and {end} on lines of their own")
+    return f"{before}{start}\n\n{text}\n\n{end}{after}"

@@ -82,17 +82,22 @@ class TorchRLRecurrentPolicy:
             steps = env.rollout(ROLLOUT, policy, break_when_any_done=False)[None].exclude("state_value")
             with set_recurrent_mode(True):
                 gae(steps)
-            after, begin = steps[0]["next"], 0
-            for t in range(ROLLOUT):
-                begin = t if bool(steps[0]["is_init"][t]) else begin
-                if bool(after["truncated"][t]) or t == ROLLOUT - 1:
-                    inputs = torch.cat([steps[0]["observation"][begin : t + 1], after["observation"][t : t + 1]])
-                    where = f"environment {row}, cut at step {t}"
-                    found.append(Bootstrap(inputs, float(after["state_value"][t]), where))
+            found += cuts(steps, row)
         return found
 
     def weights(self) -> Iterable[Tensor]:
         return list(self.net.parameters())
+
+
+def cuts(steps: TensorDict, row: int) -> list[Bootstrap]:
+    """Next values of ``GAE`` where a limit or the end of a rollout [1, T] cut an episode of an environment."""
+    found, after, begin = [], steps[0]["next"], 0
+    for t in range(steps.shape[1]):
+        begin = t if bool(steps[0]["is_init"][t]) else begin
+        if bool(after["truncated"][t]) or t == steps.shape[1] - 1:
+            inputs = torch.cat([steps[0]["observation"][begin : t + 1], after["observation"][t : t + 1]])
+            found.append(Bootstrap(inputs, float(after["state_value"][t]), f"environment {row}, cut at step {t}"))
+    return found
 
 
 class TorchRLDecisionTransformer(Recomputing):
