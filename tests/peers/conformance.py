@@ -100,6 +100,8 @@ SUBJECTS = (
     peer("memory of 8 steps", "episodic-transformer-memory-ppo", "marcometer_trxl", "MarcoMeterPolicy", 8),
     peer("memory of 40 steps", "episodic-transformer-memory-ppo", "marcometer_trxl", "MarcoMeterPolicy", 40),
     peer("LSTM", "recurrent-ppo-truncated-bptt", "marcometer_lstm", "MarcoMeterLstmPolicy"),
+    peer("DecisionTransformer for Gym", "decision-transformer", "kzl_gym", "KzlPolicy"),
+    peer("Recurrent, stacks of 4 steps", "tianshou", "tianshou_recurrent", "TianshouPolicy"),
     peer("TformerTrajEncoder", "amago", "amago_encoder", "AmagoPolicy"),
     peer("DtqnAgent", "DTQN", "dtqn_agent", "DtqnPolicy", None, 0),
     peer("DtqnAgent, mask of floats", "DTQN", "dtqn_agent", "DtqnPolicy", -5.0, 0),

@@ -83,6 +83,14 @@ SOURCES = {
     "recurrent-ppo-truncated-bptt": checkout(
         "MarcoMeter/recurrent-ppo-truncated-bptt", "a1e87a8", needs="memory-gym minigrid reprint tblib"
     ),
+    "decision-transformer": Source(
+        "decision-transformer",
+        "git clone https://github.com/kzl/decision-transformer && git -C decision-transformer checkout e2d82e6 && "
+        "pip install --no-deps --target transformers-4.17.0 transformers==4.17.0 tokenizers==0.13.3 "
+        "huggingface_hub==0.23.5",
+        ("decision-transformer/gym", "transformers-4.17.0"),
+        needs="sacremoses",
+    ),
     "amago": checkout("UT-Austin-RPL/amago", "2d85600", needs="accelerate einops gin-config gym termcolor wandb"),
     "DTQN": checkout("kevslinger/DTQN", "9f8d72b", needs="gym joblib wandb"),
 }

@@ -1,0 +1,75 @@
+"""The Decision Transformer of its paper, kzl/decision-transformer, in its version for Gym. Inputs: see ``sequences``.
+
+Acts with ``get_action``, as ``evaluate_episode_rtg`` calls it: with all steps so far, of one environment.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import transformers.file_utils
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+# The library of today has other arguments for this decorator of docstrings.
+transformers.file_utils.add_code_sample_docstrings = lambda **arguments: lambda function: function
+from decision_transformer.models.decision_transformer import DecisionTransformer  # noqa: E402
+
+from rltransformers.conformance.adapters import sequences  # noqa: E402
+from rltransformers.conformance.adapters.rollouts import shaken  # noqa: E402
+from rltransformers.conformance.protocol import Traits  # noqa: E402
+from tests.peers.adapters.recomputing import EXEMPT, Recomputing  # noqa: E402
+
+CONTEXT, LONGEST_EPISODE = 8, 20
+NO_FILE = "the caller holds the steps and the weights"
+
+
+class KzlPolicy(Recomputing):
+    """Outputs: predicted actions."""
+
+    inputs = sequences.INPUTS
+    padding = "left"
+
+    def __init__(self) -> None:
+        exempt = EXEMPT | {"saved in mid-episode": NO_FILE, "stopped run keeps memory": NO_FILE}
+        self.traits = Traits(full=CONTEXT, longest=CONTEXT, resets_inside=False, continues=False, exempt=exempt)
+        self.net: Any = DecisionTransformer(
+            sequences.OBSERVATION,
+            sequences.ACTION,
+            hidden_size=16,
+            max_length=CONTEXT,
+            max_ep_len=LONGEST_EPISODE,
+            n_layer=2,
+            n_head=2,
+            n_ctx=1024,  # the default of the release of transformers that the repository names
+        ).eval()
+        shaken(self.weights())
+        super().__init__(10**6, self._decide)  # ``get_action`` cuts the window by itself
+
+    def _decide(self, steps: Tensor, start: int) -> Tensor:
+        actions = sequences.actions(steps)
+        actions[:, -1] = 0.0  # "add padding": it is not known yet
+        numbers = torch.arange(steps.shape[1])
+        rows = zip(sequences.observations(steps), actions, sequences.returns_to_go(steps), strict=True)
+        return torch.stack([self.net.get_action(*row[:2], None, row[2], numbers) for row in rows])
+
+    def segment(self, inputs: Float[Tensor, "B T D"], first: Bool[Tensor, "B T"], state: Any) -> Float[Tensor, "B T A"]:
+        return self.window(inputs, 0)
+
+    def window(self, inputs: Float[Tensor, "B T D"], start: int) -> Float[Tensor, "B T A"]:
+        return self._outputs(inputs, torch.ones(inputs.shape[:2], dtype=torch.bool), start)
+
+    def pad(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
+        return self._outputs(inputs, valid, 0)
+
+    def _outputs(self, inputs: Tensor, valid: Tensor, start: int) -> Tensor:
+        returned, numbers = sequences.returns_to_go(inputs)[..., None], sequences.timesteps(valid, start)
+        steps = sequences.observations(inputs), sequences.actions(inputs), None, returned, numbers
+        outputs: Tensor = self.net(*steps, attention_mask=valid.long())[1]
+        return outputs
+
+    def lookback(self, step: int) -> int:
+        return min(step + 1, CONTEXT)
+
+    def weights(self) -> Iterable[Tensor]:
+        return list(self.net.parameters())
