@@ -326,11 +326,11 @@ def check_members(policy: PolicyWithMemory) -> None:
 
 
 def refuse_memoryless(policy: PolicyWithMemory) -> None:
-    """Raise Inapplicable unless outputs of later steps change with the inputs of the first."""
+    """Raise Inapplicable unless outputs of the last step change with the inputs of the steps before."""
     inputs = numbers(policy, steps_of(policy))
     other = inputs.clone()
-    other[:, 0] += 1.0
-    expected, found = stepped(policy, inputs)[0][:, 1:], stepped(policy, other)[0][:, 1:]
+    other[:, :-1] += 1.0
+    expected, found = stepped(policy, inputs)[0][:, -1:], stepped(policy, other)[0][:, -1:]
     change = float((found - expected).abs().max())
     if change <= CLEARLY * tolerance_of(expected):
         raise Inapplicable(f"no output depends on an earlier step (largest change {change:.1e}): there is no memory")

@@ -2,7 +2,7 @@
 
 One layer of attention over the newest M steps with a bias per distance, in float64. B rows, T steps, D = 2 inputs, W
 numbers of a key, A = 3 outputs of which the last is a value. A state holds the newest M inputs, their keys and values,
-and which of them are there, oldest first.
+and which of them are there, oldest first. Outputs are scaled by a number that is no weight, as running statistics are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,6 +31,7 @@ class Conforming:
 
         self.keys_and_values, self.query = drawn(2, 2 * WIDTH), drawn(2, WIDTH)
         self.bias, self.out = drawn(MEMORY + 1), drawn(WIDTH, 3)  # bias by distance, 0 to M
+        self.scale = 1 + torch.rand((), dtype=torch.float64)  # another one in every object
 
     def weights(self) -> Iterable[Tensor]:
         return [self.keys_and_values, self.query, self.bias, self.out]
@@ -61,7 +62,7 @@ class Conforming:
     def attended(self, query: Tensor, cache: Tensor, visible: Tensor, distance: Tensor) -> Tensor:
         keys, values = cache.chunk(2, -1)
         scores = query @ keys.transpose(1, 2) + self.bias[distance.clamp(0, MEMORY)]
-        return scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values @ self.out
+        return scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values @ self.out * self.scale
 
     # Training
 
@@ -93,13 +94,17 @@ class Conforming:
         return state | {"cache": state["inputs"] @ self.keys_and_values}
 
     def save(self, state: State, folder: Path) -> None:
-        torch.save({"state": state, "weights": list(self.weights())}, folder / "all.pt")
+        torch.save({"state": state, "weights": list(self.weights()), "scale": self.scale}, folder / "all.pt")
 
     def load(self, folder: Path) -> tuple[Self, State]:
         stored, again = torch.load(folder / "all.pt", weights_only=True), type(self)()
         for weight, value in zip(again.weights(), stored["weights"], strict=True):
             weight.copy_(value)
+        again.read(stored)
         return again, stored["state"]
+
+    def read(self, stored: dict[str, Any]) -> None:
+        self.scale = stored["scale"]
 
     def resume(self, folder: Path) -> tuple[Tensor, Tensor]:
         inputs, no = self.episode(5), torch.zeros(1, dtype=torch.bool)
@@ -115,8 +120,14 @@ class Conforming:
         for t in range(6):
             output, state = self.step(now[:, t], no[:, t], state)
             acted.append(output)
-        trained = self.segment(now, no, self.stored(remembered))
-        return torch.stack(acted, 1)[0, :, :2].log_softmax(-1)[:, 0], trained[0, :, :2].log_softmax(-1)[:, 0]
+        trained = self.segment(self.in_update(now), no, self.stored(remembered))
+        return self.acting_logits(torch.stack(acted, 1)).log_softmax(-1)[:, 0], trained[0, :, :2].log_softmax(-1)[:, 0]
+
+    def in_update(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+    def acting_logits(self, outputs: Tensor) -> Tensor:
+        return outputs[0, :, :2]
 
     def stored(self, state: State) -> State:
         return state
@@ -159,6 +170,24 @@ class TrainsOnTheEpisodeBefore(Conforming):
         return super().segment(inputs, torch.zeros_like(first), state)
 
 
+class ResetsItsNeighbor(Conforming):
+    """Acting: where an episode begins, the next row forgets as well."""
+
+    def kept(self, there: Tensor, first: Tensor) -> Tensor:
+        return super().kept(there, first | first.roll(1))
+
+
+class ResetsAStepLate(Conforming):
+    """Acting: the first step of an episode still remembers the episode before."""
+
+    def reset(self, batch: int) -> State:
+        return super().reset(batch) | {"began": torch.zeros(batch, dtype=torch.bool)}
+
+    def step(self, inputs: Tensor, first: Tensor, state: State) -> tuple[Tensor, State]:
+        outputs, after = super().step(inputs, state["began"], state)
+        return outputs, after | {"began": first}
+
+
 class LooksAhead(Conforming):
     def reached(self, distance: Tensor) -> Tensor:
         return (distance >= -1) & (distance <= MEMORY)
@@ -190,14 +219,46 @@ class WrapsPositions(Conforming):
         return slots if self.turn <= 2 * MEMORY else slots.roll(self.turn % MEMORY, -1)
 
 
+class RestartsPositions(Conforming):
+    """Training gives positions inside the segment, and memory those that it had in the segment before."""
+
+    def segment(self, inputs: Tensor, first: Tensor, state: State) -> Tensor:
+        self.memory_there = bool(state["there"].any())
+        return super().segment(inputs, first, state)
+
+    def attended(self, query: Tensor, cache: Tensor, visible: Tensor, distance: Tensor) -> Tensor:
+        if distance.shape[0] > 1 and self.memory_there:
+            distance = torch.cat([distance[:, :MEMORY] - MEMORY, distance[:, MEMORY:]], 1)
+        return super().attended(query, cache, visible, distance)
+
+
 class ForgetsWhereTheRolloutBegan(Conforming):
     def stored(self, state: State) -> State:
         return self.reset(1)
 
 
+class DropsOutInTheUpdate(Conforming):
+    def in_update(self, inputs: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(inputs, 0.5)
+
+
+class ActsUnderAMask(Conforming):
+    """Acting forbids an action, the update does not."""
+
+    def acting_logits(self, outputs: Tensor) -> Tensor:
+        return super().acting_logits(outputs).clone().index_fill_(-1, torch.tensor([1]), -torch.inf)
+
+
 class SavesNoMemory(Conforming):
     def save(self, state: State, folder: Path) -> None:
         super().save(self.reset(state["there"].shape[0]), folder)
+
+
+class SavesNoStatistics(Conforming):
+    """A number that is no weight keeps the value it has in a new object."""
+
+    def read(self, stored: dict[str, Any]) -> None:
+        pass
 
 
 class BootstrapsWithoutTheLastStep(Conforming):
@@ -211,12 +272,18 @@ FAULTS: dict[type[Conforming], tuple[str, ...]] = {
     ForgetsTheOldestStep: ("step = segment", "positions are contiguous", "first ratio is 1"),
     ActsOnTheEpisodeBefore: ("reset leaks nothing",),
     TrainsOnTheEpisodeBefore: ("reset leaks nothing",),
+    ResetsItsNeighbor: ("step = segment",),
+    ResetsAStepLate: ("step = segment", "reset leaks nothing"),
     LooksAhead: ("no look-ahead",),
     AttendsToPadding: ("padding does not matter",),
     KeepsStaleKeys: ("changed weights take effect",),
     WrapsPositions: ("positions are contiguous",),
+    RestartsPositions: ("step = segment", "first ratio is 1"),
     ForgetsWhereTheRolloutBegan: ("first ratio is 1",),
+    DropsOutInTheUpdate: ("first ratio is 1",),
+    ActsUnderAMask: ("first ratio is 1",),
     SavesNoMemory: ("saved in mid-episode", "stopped run keeps memory"),
+    SavesNoStatistics: ("saved in mid-episode", "stopped run keeps memory"),
     BootstrapsWithoutTheLastStep: ("bootstraps from the right memory",),
 }
 """Checks that a slip has to fail; it may fail others."""

@@ -1,10 +1,14 @@
 """Every check passes a policy that conforms, and fails one that does not by a single slip."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from rltransformers.conformance import CHECKS, Traits, check_one, check_policy
@@ -20,6 +24,7 @@ from tests.conformance.faulty import (
     StaysAtTheLastPosition,
     Windowed,
 )
+from tests.docs.blocks import ROOT, blocks_of
 
 
 def test_a_conforming_policy_passes_every_check() -> None:
@@ -46,6 +51,23 @@ def test_every_check_is_seen_to_fail() -> None:
 def test_stale_keys_show_in_one_check_alone() -> None:
     failed = [result.check for result in check_policy(KeepsStaleKeys()) if result.failed]
     assert failed == ["changed weights take effect"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "failed"), [("Resetting", 0), ("Recurrent", 2)])
+def test_the_test_file_of_the_page_runs_as_its_workflow_runs_it(tmp_path: Path, kind: str, failed: int) -> None:
+    blocks = blocks_of((ROOT / "docs" / "conformance.md").read_text(), "conformance.md")
+    (place,) = (i for i, block in enumerate(blocks) if "def test_acting" in block.text)
+    policies = [block.text for block in blocks[:place] if block.language == "python"]
+    (tmp_path / "my_policy.py").write_text("\n".join(policies))
+    (tmp_path / "test_conformance.py").write_text(blocks[place].text.replace("Resetting", kind))
+    workflow = yaml.safe_load(blocks[place + 1].text)
+    commands = [step["run"] for step in workflow["jobs"]["conformance"]["steps"] if "run" in step]
+    assert commands[-2:] == ["pip install rltransformers pytest", "pytest test_conformance.py"]
+    command = [sys.executable, "-m", *commands[-1].split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == bool(failed), done.stdout
+    assert (f"{failed} failed" in done.stdout) == bool(failed) and " passed" in done.stdout
 
 
 def test_a_policy_without_memory_has_nothing_to_check() -> None:

@@ -3,22 +3,23 @@
 Acts with ``get_action``, as ``evaluate_episode_rtg`` calls it: with all steps so far, of one environment.
 """
 
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-import transformers.file_utils
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-# The library of today has other arguments for this decorator of docstrings.
-transformers.file_utils.add_code_sample_docstrings = lambda **arguments: lambda function: function
-from decision_transformer.models.decision_transformer import DecisionTransformer  # noqa: E402
+from rltransformers.conformance.adapters import sequences
+from rltransformers.conformance.adapters.rollouts import shaken
+from rltransformers.conformance.protocol import Traits
+from tests.peers.adapters.recomputing import EXEMPT, Recomputing
 
-from rltransformers.conformance.adapters import sequences  # noqa: E402
-from rltransformers.conformance.adapters.rollouts import shaken  # noqa: E402
-from rltransformers.conformance.protocol import Traits  # noqa: E402
-from tests.peers.adapters.recomputing import EXEMPT, Recomputing  # noqa: E402
+# The library of today has other arguments for this decorator of docstrings.
+library: Any = importlib.import_module("transformers.file_utils")
+library.add_code_sample_docstrings = lambda **arguments: lambda function: function
+program: Any = importlib.import_module("decision_transformer.models.decision_transformer")
 
 CONTEXT, LONGEST_EPISODE = 8, 20
 NO_FILE = "the caller holds the steps and the weights"
@@ -33,7 +34,7 @@ class KzlPolicy(Recomputing):
     def __init__(self) -> None:
         exempt = EXEMPT | {"saved in mid-episode": NO_FILE, "stopped run keeps memory": NO_FILE}
         self.traits = Traits(full=CONTEXT, longest=CONTEXT, resets_inside=False, continues=False, exempt=exempt)
-        self.net: Any = DecisionTransformer(
+        self.net = program.DecisionTransformer(
             sequences.OBSERVATION,
             sequences.ACTION,
             hidden_size=16,

@@ -1,4 +1,4 @@
-"""``Recurrent`` of tianshou, acting as its ``Collector`` does, trained on stacked observations of its ``ReplayBuffer``."""
+"""``Recurrent`` of tianshou: acts as its ``Collector`` does, learns on the stacks of its ``ReplayBuffer``."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +16,7 @@ STACK = 4
 
 
 class TianshouPolicy:
-    """Outputs: Q-values. Acting carries the state of the LSTM; the update starts every stack of four steps from zeros."""
+    """Outputs: Q-values. Acting carries the state of the LSTM; an update runs it over four steps from zeros."""
 
     inputs = OBSERVATION
 

@@ -79,6 +79,7 @@ class TorchRLRecurrentPolicy:
             env = TransformedEnv(GymWrapper(Limited(length), categorical_action_encoding=True))
             env.append_transform(InitTracker())
             env.append_transform(self.lstm.make_tensordict_primer())
+            env.set_seed(row)
             steps = env.rollout(ROLLOUT, policy, break_when_any_done=False)[None].exclude("state_value")
             with set_recurrent_mode(True):
                 gae(steps)

@@ -75,6 +75,7 @@ class TorchRLTransformerPolicy:
         gae = GAE(gamma=DISCOUNT, lmbda=0.95, value_network=self.net, deactivate_vmap=True, **self.gae)
         for row, length in enumerate(LIMITS):
             env = TransformedEnv(GymWrapper(Limited(length), categorical_action_encoding=True), InitTracker())
+            env.set_seed(row)
             self.module.reset_cache()
             steps = env.rollout(ROLLOUT, policy, break_when_any_done=False)[None].exclude("state_value")
             with set_recurrent_mode(True):
