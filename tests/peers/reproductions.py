@@ -33,12 +33,18 @@ class Failure:
         library: as in the table.
         imports: module that has to be installed.
         checks: that fail for this reason.
+        policies: of the library whose checks do; none for all.
     """
 
     name: str
     library: str
     imports: str
     checks: tuple[str, ...]
+    policies: tuple[str, ...] = ()
+
+    def explains(self, library: str, policy: str, check: str) -> bool:
+        """Whether a check of a policy fails for this reason."""
+        return library == self.library and check in self.checks and policy in (self.policies or (policy,))
 
     @property
     def path(self) -> Path:
@@ -99,6 +105,6 @@ FAILURES = (
     Failure("tianshou_stack", "tianshou", "tianshou", ("step = segment",)),
     Failure("amago_window", "amago", "amago", ("positions are contiguous",)),
     Failure("amago_weights", "amago", "amago", ("changed weights take effect",)),
-    Failure("dtqn_observations", "DTQN", "dtqn", ("step = segment", "positions are contiguous")),
+    Failure("dtqn_observations", "DTQN", "dtqn", ("step = segment", "positions are contiguous"), ("DtqnAgent",)),
     Failure("dtqn_actions", "DTQN", "dtqn", ("step = segment", "reset leaks nothing", "positions are contiguous")),
 )

@@ -42,11 +42,7 @@ def _failed(rows: Sequence[Row]) -> list[str]:
     failed = [(row, result) for row in rows for result in row.results if result.failed]
     lines = []
     for each in FAILURES:
-        explained = [
-            (row, result)
-            for row, result in failed
-            if row.library.split()[0] == each.library and result.check in each.checks
-        ]
+        explained = [pair for pair in failed if each.explains(pair[0].library.split()[0], pair[0].name, pair[1].check)]
         names = dict.fromkeys(f"`{row.name}`" for row, _ in explained)
         checks = dict.fromkeys(f"*{result.check}*" for _, result in explained)
         if explained:
