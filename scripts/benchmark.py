@@ -46,6 +46,7 @@ COMMANDS = {
         "online", "gtrxl_acting", "GTrXL: one step of all environments with cached memory", laws=GTRXL
     ),
     "gtrxl-update": Command("online", "gtrxl_update", "GTrXL: segment updates, against one call per step", laws=GTRXL),
+    "tensors-loop": Command("tensors", "tensors_loop", "1,024 environments in tensors, against the same in numpy"),
     "startup": Command("startup", "startup", "seconds until the package is imported and the command line answers"),
     "time-to-learn": Command(
         "learning", "time_to_learn", "seconds to learn two small tasks, beside recurrent_ppo", laws=GTRXL
