@@ -26,6 +26,7 @@ from rltransformers.core.values import episode_record, success_of
 from rltransformers.data.d4rl import normalized_score
 from rltransformers.envs.play import Act, steps
 from rltransformers.functional.statistics import iqm, stratified_bootstrap
+from rltransformers.training.tensor_evaluation import TensorPlayer, plays_tensors
 
 
 class Predictor(Protocol):
@@ -318,7 +319,6 @@ def evaluate_online(
     if normalize is not None and normalize.norm_reward and not monitored:
         raise ConfigError("returns would be counted after normalization; put a VecMonitor below the VecNormalize")
     warn_of_statistics(env)
-    takes = inspect.signature(model.predict).parameters
     played = [EvaluationEpisode(each) for each in branch_seeds(seed, "evaluation", episodes + env.num_envs)]
     bar = tqdm(total=episodes, desc="evaluating", unit="episode", disable=not progress, leave=False)
 
@@ -328,6 +328,17 @@ def evaluate_online(
             episode.total, episode.length = float(record["r"]), int(record["l"])
         return record is not None or not monitored  # a lost life is the end for the learner, not of the game (Atari)
 
+    if plays_tensors(model, env):
+        player = TensorPlayer(model, env, deterministic, longest, env_id)
+        with bar:
+            for begin in range(0, episodes, env.num_envs):
+                wave, counted = played[begin : begin + env.num_envs], min(env.num_envs, episodes - begin)
+                ends = player.play([episode.seed for episode in wave], counted)
+                for episode, ending in zip(wave, ends, strict=False):
+                    episode.total, episode.length, episode.success = ending
+                bar.update(counted)
+        return result_of(played[:episodes], env_id, player.step)
+    takes = inspect.signature(model.predict).parameters
     with guarding(env) as env, bar:
         for begin in range(0, episodes, env.num_envs):
             wave = played[begin : begin + env.num_envs]  # those too that only fill the last one

@@ -14,7 +14,6 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import RolloutReturn
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError, DataError
@@ -22,19 +21,18 @@ from rltransformers.core.guard import attempt
 from rltransformers.core.spaces import Space, nest_leaves
 from rltransformers.data.replay import SegmentReplay
 from rltransformers.data.rollout import RolloutBuffer
-from rltransformers.envs.tensors.base import LazyArray, Leaves, StepInfos, TensorStep, TensorVecEnv, action_types
+from rltransformers.envs.tensors.base import (
+    LazyArray,
+    Leaves,
+    StepInfos,
+    TensorStep,
+    TensorVecEnv,
+    action_types,
+    inner_tensors,
+)
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 from rltransformers.training.tensor_statistics import TensorStatistics
-
-
-def inner_tensors(env: VecEnv | None) -> TensorVecEnv | None:
-    """The environments in ``env`` that can be stepped in tensors: a ``TensorVecEnv``, also in ``VecNormalize``.
-
-    None within other wrappers, which know numpy alone.
-    """
-    inside = env.venv if isinstance(env, VecNormalize) else env
-    return inside if isinstance(inside, TensorVecEnv) else None
 
 
 def tensors_of(agent: Any) -> TensorVecEnv | None:

@@ -61,7 +61,7 @@ class EnvironmentConfig:
         wrappers: observation wrappers, applied in order: a name, or a mapping {name: ..., option: value}.
         processes: who steps the copies: false, this process; true, one process per copy, for environments that are slow
             to step; async, the same through Gymnasium's AsyncVectorEnv; envpool, threads of EnvPool (id and kwargs are
-            EnvPool's).
+            EnvPool's); tensors, one program on the agent's device (docs/environments.md names the ids).
         normalize_observation: running mean and deviation of observations (VecNormalize).
         normalize_reward: rewards divided by the running deviation of the return, in training only (VecNormalize);
             agents with algorithm.scale_rewards do so by themselves, and leave them alone where this is true.
