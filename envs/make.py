@@ -31,6 +31,8 @@ from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
 from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.pool import EnvPoolVector
+from rltransformers.envs.tensors import TensorVecEnv
+from rltransformers.envs.tensors.tasks import tensor_source
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv, with_statistics
 from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, GlobalSeed, check_observation_space
 
@@ -71,9 +73,11 @@ def make_vec_env(
         processes: who steps the copies. False: this process. True: a process for each (``SubprocVecEnv``); "async": the
             same through Gymnasium's ``AsyncVectorEnv``, which hands observations over in shared memory. (For both, the
             script needs an ``if __name__ == "__main__"`` guard.) "envpool": threads of EnvPool, where the id is one of
-            EnvPool's, ``env_kwargs`` are keywords of ``envpool.make``, and there are no wrappers.
+            EnvPool's, ``env_kwargs`` are keywords of ``envpool.make``, and there are no wrappers. "tensors": a program
+            on a device, as a ``TensorVecEnv``; ids are those in ``TENSOR_TASKS`` and "module:function", which is called
+            with ``num_envs``, ``device`` ("auto" unless ``env_kwargs`` say another) and ``env_kwargs``; no wrappers.
         monitor: adds ``infos[i]["episode"]`` (return, length, time) at episode ends, unless the environment has a
-            ``Monitor`` of its own.
+            ``Monitor`` of its own; a ``TensorVecEnv`` always has them.
 
     Raises:
         ConfigError: for an unknown id, wrapper or option, and for spaces that no encoder or head takes.
@@ -84,7 +88,9 @@ def make_vec_env(
     check(processes, Processes, "processes")
     check(monitor, bool, "monitor")
     venv: VecEnv
-    if processes == "envpool":
+    if processes == "tensors":
+        venv = _make_tensors(env_id, num_envs, options, wrappers)
+    elif processes == "envpool":
         venv = GymnasiumVecEnv(_make_pool(env_id, num_envs, options, wrappers))
     else:
         source = environment_source(env_id, num_envs, options)
@@ -96,6 +102,8 @@ def make_vec_env(
             venv = SerialVecEnv(_copies(source, num_envs, options, wrappers))
     if seed is not None:
         seed_environments(venv, branch_seeds(seed, "environment", venv.num_envs))
+    if processes == "tensors":
+        return venv
     venv = FiniteVecEnv(venv)
     return with_statistics(venv) if monitor else venv
 
@@ -237,6 +245,30 @@ def _make_pool(env_id: EnvironmentSource, num_envs: int, options: dict[str, Any]
     count = check(num_envs, Environments, "num_envs")
     with construction(env_id, options):
         return EnvPoolVector(env_id, count, options)
+
+
+def _make_tensors(
+    env_id: EnvironmentSource, num_envs: int, options: dict[str, Any], wrappers: Wrappers
+) -> TensorVecEnv:
+    if wrappers:
+        raise ConfigError(
+            f"environments in tensors have no single ones that wrappers {list(wrappers)} could go around; leave them "
+            "out, or processes"
+        )
+    if isinstance(env_id, str):
+        make, given = tensor_source(env_id)
+    elif callable(env_id) and not isinstance(env_id, gymnasium.Env):
+        make, given = env_id, {}
+    else:
+        raise ConfigError(f"environments in tensors are made of an id or a function, not of {shown(env_id)}")
+    keywords = {"num_envs": check(num_envs, Environments, "num_envs"), "device": "auto"} | given | options
+    with construction(env_id, options):
+        env = make(**keywords)
+    if not isinstance(env, TensorVecEnv):
+        raise ConfigError(
+            f"{shown(env_id)} makes {shown(env)}, which is no TensorVecEnv of rltransformers.envs.tensors"
+        )
+    return env
 
 
 def _is_program(spec: EnvSpec, wrappers: Wrappers) -> bool:

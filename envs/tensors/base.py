@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 from torch import Tensor
 
@@ -245,6 +245,15 @@ class TensorVecEnv(VecEnv):
     ) -> list[bool]:
         """True for ``Monitor``, whose statistics are in the infos here; nothing else is wrapped."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
+
+
+def inner_tensors(env: VecEnv | None) -> TensorVecEnv | None:
+    """The environments in ``env`` that can be stepped in tensors: a ``TensorVecEnv``, also in ``VecNormalize``.
+
+    None within other wrappers, which know numpy alone.
+    """
+    inside = env.venv if isinstance(env, VecNormalize) else env
+    return inside if isinstance(inside, TensorVecEnv) else None
 
 
 class LazyArray(Sequence[Any]):

@@ -15,7 +15,8 @@ from annotated_types import Ge, Le
 from gymnasium import spaces
 from torch import Tensor
 
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, did_you_mean, one_line
+from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import annotations, check, check_settings
 from rltransformers.core.spaces import Space
 from rltransformers.envs import memory_rules
@@ -25,6 +26,46 @@ from rltransformers.envs.tensors.base import Outcome, TensorVecEnv
 from rltransformers.envs.tensors.streams import random_below, random_bits, random_shares, random_words
 
 State = dict[str, Tensor]
+
+
+TENSOR_TASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        f"rltransformers/{name}-v0": (name, {}) for name in ("CueRecall", "PassiveTMaze", "ActiveTMaze", "EndlessTMaze")
+    },
+    "CartPole-v1": ("CartPole", {}),
+    "CartPole-v0": ("CartPole", {"max_episode_steps": 200}),
+    "Pendulum-v1": ("Pendulum", {}),
+    "popgym-RepeatPreviousEasy-v0": ("RepeatPrevious", {}),
+    "popgym-RepeatPreviousMedium-v0": ("RepeatPrevious", {"num_decks": 2, "k": 32}),
+    "popgym-RepeatPreviousHard-v0": ("RepeatPrevious", {"num_decks": 3, "k": 64}),
+}
+"""Ids of environments that have a form in tensors: the class in this module, and its options."""
+
+
+def tensor_source(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What makes the environments of an id, one of ``TENSOR_TASKS`` or "module:function", and the options it gets.
+
+    Raises:
+        ConfigError: for another id, and for a module or a function that is not there.
+    """
+    if env_id in TENSOR_TASKS:
+        name, options = TENSOR_TASKS[env_id]
+        return globals()[name], options
+    module, _, name = env_id.rpartition(":")
+    if not module:
+        raise ConfigError(
+            f"{env_id!r} has no form in tensors; {did_you_mean(env_id, TENSOR_TASKS)} "
+            "(a TensorVecEnv of yours: 'module:function')"
+        )
+    try:
+        make = getattr(import_module(module), name, None)
+    except (ImportError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{env_id!r} asks for the module {module!r}, which cannot be imported: {one_line(error)}"
+        ) from error
+    if not callable(make):
+        raise ConfigError(f"the module {module!r} has no function or class {name!r} that makes a TensorVecEnv")
+    return make, {}
 
 
 class TensorTask(TensorVecEnv):

@@ -128,7 +128,8 @@ class OnlineRunAgent(RunAgent):
         self._overrides: dict[str, Any] = {} if acting is None else {"acting": acting}
         seed = config.seed if training else config.evaluation.seed
         self._device = str(config.algorithm.get("device", "auto"))
-        self._environments = [make_environment(self._share() if training else config.environment, seed)]
+        environment = self._share() if training else config.environment
+        self._environments = [make_environment(environment, seed, device=self._device)]
         env = self._environments[0]
         if config.agent in MEMORY_AGENTS:
             self.model = self._gtrxl(MEMORY_AGENTS[config.agent], env, checkpoint)
@@ -205,7 +206,8 @@ class OnlineRunAgent(RunAgent):
         """Environments of their own, so that evaluating leaves the episodes of training alone."""
         statistics = self.model.get_vec_normalize_env()
         if self._evaluation_env is None:
-            env = make_environment(self.config.evaluation_environment, self.config.evaluation.seed)
+            seed = self.config.evaluation.seed
+            env = make_environment(self.config.evaluation_environment, seed, device=self._device)
             self._environments.append(env)
             ours = self.model.observation_space, self.model.action_space
             for role, before, after in differing_spaces(ours, (env.observation_space, env.action_space)):

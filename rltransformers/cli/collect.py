@@ -28,17 +28,24 @@ from rltransformers.training.runs.experiment import CollectConfig, EnvironmentCo
 from rltransformers.training.runs.threads import use_threads
 
 
-def make_environment(config: EnvironmentConfig, seed: int, monitor: bool = True) -> VecEnv:
-    """The vector environment that a config describes, without normalization."""
+def make_environment(config: EnvironmentConfig, seed: int, monitor: bool = True, device: str = "auto") -> VecEnv:
+    """The vector environment that a config describes, without normalization; in tensors it is on ``device``."""
+    kwargs = {"device": device} | config.kwargs if config.processes == "tensors" else config.kwargs
     return make_vec_env(
         config.id,
         config.num_envs,
         seed=seed,
-        env_kwargs=config.kwargs,
+        env_kwargs=kwargs,
         wrappers=config.wrappers,
         processes=config.processes,
         monitor=monitor,
     )
+
+
+def kwargs_of_one(config: EnvironmentConfig) -> dict[str, Any]:
+    """Keywords of a single environment of the config's id, which is on no device."""
+    of_device = ("device",) if config.processes == "tensors" else ()
+    return {name: value for name, value in config.kwargs.items() if name not in of_device}
 
 
 def collect_episodes(environment: EnvironmentConfig, collect: CollectConfig, seed: int) -> Trajectories:

@@ -16,6 +16,7 @@ from stable_baselines3.common.logger import Logger
 
 from rltransformers.agents import DecisionTransformer, load_agent
 from rltransformers.cli.agents import RunAgent, build_agent, checkpoint_step
+from rltransformers.cli.collect import kwargs_of_one
 from rltransformers.cli.trust import import_modules, not_typed, programs, require_trust
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import naming
@@ -335,7 +336,7 @@ def _drawing(config: ExperimentConfig, folder: Path, names: Mapping[int, str]) -
     environment = config.evaluation_environment
     if environment.processes == "envpool":
         raise ConfigError("EnvPool's environments cannot be recorded; leave --video out")
-    kwargs = environment.kwargs | {"render_mode": "rgb_array"}
+    kwargs = kwargs_of_one(environment) | {"render_mode": "rgb_array"}
     check_recordable(environment.id, kwargs, list(environment.wrappers))
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ Steps = Annotated[int, Ge(1), Lt(2**63)]
 Environments = Annotated[int, Ge(1), Le(2**16)]
 Episodes = Annotated[int, Ge(1), Le(10**6)]
 Threads = Annotated[int, Ge(1), Le(1024)]  # more is a slip of the finger, which OpenMP answers by ending the process
-Processes = bool | Literal["async", "envpool"]
+Processes = bool | Literal["async", "envpool", "tensors"]
 """How environments run in parallel, see ``rltransformers.envs.make_vec_env``."""
 
 LIMITS = {"ge": Ge, "gt": Gt, "le": Le, "lt": Lt}

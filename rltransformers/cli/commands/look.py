@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not alone:
         check_run(folder)
     from rltransformers.cli import runs
+    from rltransformers.cli.collect import kwargs_of_one
     from rltransformers.look import look
     from rltransformers.training.runs.experiment import (
         BASELINES,
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
         episodes=arguments.episodes or 1,
         seed=evaluation.seed if arguments.seed is None else arguments.seed,
         target_returns=evaluation.target_returns or None,
-        env_kwargs=environment.kwargs,
+        env_kwargs=kwargs_of_one(environment),
         wrappers=environment.wrappers,
         deterministic=evaluation.deterministic,
         longest_episode=arguments.longest_episode or evaluation.longest_episode,
