@@ -177,7 +177,7 @@ def test_whoever_steps_the_copies_gives_the_same_rows(processes: Processes, kind
         ({"wrappers": ["History"]}, r"no single environments that wrappers \['History'\] could go around"),
         ({"env_kwargs": {"gravity": 3}}, "cannot be made with env_kwargs {'gravity': 3}"),
         ({"num_envs": 0}, "num_envs"),
-        ({"processes": "threads"}, "processes must be .*'envpool', got 'threads'"),
+        ({"processes": "threads"}, "processes must be .*'envpool', 'tensors', got 'threads'"),
     ],
 )
 def test_a_pool_that_cannot_be_is_refused_with_the_reason(arguments: dict[str, Any], words: str) -> None:
