@@ -1,4 +1,4 @@
-"""DTQN with `--a-embed`: acting sees actions one step late
+"""DTQN with actions in its inputs: acting sees them one step late
 
 The network moves actions one place to the right, as it needs for the replay
 buffer, which keeps the action taken at an observation beside it. `Context`
