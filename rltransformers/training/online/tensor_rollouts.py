@@ -102,7 +102,13 @@ class TensorRollout:
         try:
             self._see(_by_path(agent._observation))
             self.starts = torch.as_tensor(agent._last_episode_starts, device=agent.device)
-            yield self
+            try:
+                yield self
+            except Exception as error:
+                keep = False
+                self._check(error)  # a network raises something else for a class that it does not know
+                keep = True
+                raise
             keep = False
             self._check()
             keep = True
@@ -173,7 +179,8 @@ class TensorRollout:
             good = good & fits
         return good
 
-    def _check(self) -> None:
+    def _check(self, cause: Exception | None = None) -> None:
+        """Raise DataError, from ``cause``, for the first value that did not look good."""
         if not self._good:
             return
         good = torch.stack(self._good, 1)
@@ -185,7 +192,7 @@ class TensorRollout:
         raise DataError(
             f"observation or reward of environment {row} at step {step} of this run is not finite, or no class of its "
             "space; look for a division by zero or an overflow in the environment"
-        )
+        ) from cause
 
     def _tell_episodes(self) -> None:
         """Hand the episodes that ended to the means of Stable-Baselines3, in the order of steps and environments."""
