@@ -23,20 +23,8 @@ from rltransformers.zoo.facts import processor, versions  # noqa: E402
 PAGE = ROOT / "docs" / "third_party.md"
 PACKAGES = (
     *("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "minari", "onnx", "onnxruntime", "transformers"),
-    *(
-        "x-transformers",
-        "torchrl",
-        "d3rlpy",
-        "skrl",
-        "rsl-rl-lib",
-        "tianshou",
-        "ray",
-        "datasets",
-        "safetensors",
-        "envpool",
-        "rl-zoo3",
-        "huggingface-hub",
-    ),
+    *("x-transformers", "torchrl", "d3rlpy", "ray", "datasets", "safetensors", "envpool", "rl-zoo3", "huggingface-hub"),
+    *("skrl", "rsl-rl-lib"),
     *("bsuite", "shimmy", "ogbench", "fla-core", "xlstm", "rwkv", "s5-pytorch", "memax"),
 )
 COLUMNS = ("passed", "skipped", "failed")

@@ -74,6 +74,12 @@ SOURCES = {
         ("torchrl-nightly",),
         needs="torchrl",
     ),
+    "tianshou": Source(  # which names versions of pandas and deepdiff that do not go with those of others
+        "tianshou",
+        "pip install --no-deps --target tianshou tianshou==2.0.1",
+        ("tianshou",),
+        needs="cachebox deepdiff numba overrides pettingzoo sensai-utils",
+    ),
     "cleanrl": checkout("vwxyzjn/cleanrl", "fe8d8a0", "cleanrl/ppo_trxl", needs="einops memory-gym minigrid tyro"),
     "episodic-transformer-memory-ppo": checkout(
         "MarcoMeter/episodic-transformer-memory-ppo",

@@ -31,6 +31,6 @@ with torch.no_grad():
         torch.tensor([[0, 1, 2, 3]]),
         torch.tensor([[1.0, 0.0, 0.0, 0.0]]),
     )[1][:, 3]
-print("probabilities of step 3, acting: ", acted[0].tolist())
-print("the same three steps, in training:", trained[0].tolist())
+print("logits of step 3, acting:        ", acted[0].tolist())
+print("the same three steps, training:  ", trained[0].tolist())
 print("difference:", float((acted - trained).abs().max()))

@@ -8,7 +8,11 @@ an approximation. At the beginning of an episode the buffer also repeats the
 first observation until the stack is full, which acting never sees.
 """
 
+import sys
+
 import torch
+
+sys.path.insert(0, "tianshou")
 from tianshou.data import Batch, ReplayBuffer
 from tianshou.utils.net.common import Recurrent
 
