@@ -31,7 +31,7 @@ class Failure:
     Attributes:
         name: of the file.
         library: as in the table.
-        imports: module that has to be installed.
+        imports: module that has to be installed for the program on the page to run in the tests of the documents.
         checks: that fail for this reason.
         policies: of the library whose checks do; none for all.
     """
@@ -79,9 +79,8 @@ class Failure:
     def section(self, version: str) -> str:
         """Its section of the page: explanation, program and output."""
         title, about, program = self._parts
-        runs = "skip needs a checkout" if self.library in SOURCES else f"where {self.imports} is installed"
         return (
-            f"### {title}\n\n{about}\n\n<!-- test: {runs} -->\n```python\n{program}\n```\n\n"
+            f"### {title}\n\n{about}\n\n<!-- test: where {self.imports} is installed -->\n```python\n{program}\n```\n\n"
             f"With {self.library} {version} it prints:\n\n```text\n{self.run()}```"
         )
 
@@ -89,7 +88,7 @@ class Failure:
 FAILURES = (
     Failure("recurrent_ppo_stopped", "sb3-contrib", "sb3_contrib", ("stopped run keeps memory",)),
     Failure("torchrl_dt_actor", "torchrl", "torchrl", ("step = segment", "positions are contiguous")),
-    Failure("torchrl_gae", "torchrl-nightly", "torchrl", ("bootstraps from the right memory",)),
+    Failure("torchrl_gae", "torchrl-nightly", "torchrl_nightly", ("bootstraps from the right memory",)),
     Failure("d3rlpy_positions", "d3rlpy", "d3rlpy", ("positions are contiguous",)),
     Failure("d3rlpy_discrete", "d3rlpy", "d3rlpy", ("step = segment",)),
     Failure("x_transformers_positions", "x-transformers", "x_transformers", ("positions are contiguous",)),
