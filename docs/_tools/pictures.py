@@ -51,9 +51,12 @@ def overview(axis: str) -> Iterator[str]:
     """The lines of a page that show all pictures of a slot and say how to read them."""
     if axis not in SOURCES:
         return
-    yield f"A picture shows the first {STEPS} steps of an episode. Row t is step t, its columns are the steps up to t."
-    yield SOURCES[axis].legend(axis)
     names = list(SOURCES[axis].PICTURES[axis])
+    which = (
+        "A picture shows" if len(names) > FEW else f"The pictures of {', '.join(f'`{name}`' for name in names)} show"
+    )
+    yield f"{which} the first {STEPS} steps of an episode. Row t is step t, its columns are the steps up to t."
+    yield SOURCES[axis].legend(axis)
     if len(names) > FEW:
         text = f"{SHOWS[axis]} {', '.join(names)}, with the settings of their sections; one head each."
         yield from ["", f"![{text}]({path(axis)})"]

@@ -44,8 +44,8 @@ FACTORS = {"t5": 40.0}
 """Where ``FACTOR`` is too little to be seen."""
 LEGEND = (
     "The darker the blue, the larger the weight with which a step is read where all contents score alike, in the last "
-    f"layer; gray is less than {min(SHADES):.0%} of the largest weight of the row. Steps are of {KINDS} kinds in "
-    f"random order, random weights {FACTOR:.0f} times as large as at the start of a training"
+    f"layer; gray is less than {100 * min(SHADES):.0f} % of the largest weight of the row. Steps are of {KINDS} "
+    f"kinds in random order, random weights {FACTOR:.0f} times as large as at the start of a training"
 )
 
 
