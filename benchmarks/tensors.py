@@ -52,8 +52,8 @@ def loop_rows(
 ) -> Iterator[Row]:
     """Steps per second of whole iterations, and of their rollouts."""
     settings: dict[str, Any] = {
-        "n_steps": STEPS, "n_epochs": epochs, "target_kl": None, "acting": acting, "seed": 0, "device": "cpu",
-        "policy_kwargs": {"backbone": backbone},
+        "n_steps": STEPS, "n_epochs": epochs, "target_kl": None, "acting": acting, "updates": acting, "seed": 0,
+        "device": "cpu", "policy_kwargs": {"backbone": backbone},
     }  # fmt: skip
     ours = GTrXLPPO("GTrXLPolicy", make_vec_env(env_id, ENVS, seed=0, processes="tensors"), **settings)
     theirs = GTrXLPPO("GTrXLPolicy", peer.make(env_id), **settings)
