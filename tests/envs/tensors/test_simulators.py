@@ -160,6 +160,7 @@ def gymnax_env(jax: Any) -> Any:
     return Walk()
 
 
+@pytest.mark.third_party  # threads of JAX would make every later fork of this process warn
 def test_environments_of_jax_end_at_limits_and_begin_anew() -> None:
     jax = pytest.importorskip("jax")
     env = JaxVecEnv(gymnax_env(jax), 4, device="cpu")

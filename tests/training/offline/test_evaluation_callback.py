@@ -91,6 +91,9 @@ class Scripted:
     def get_env(self) -> None:
         return None
 
+    def targets_of(self, target_returns: Any) -> list[None]:
+        return [None]
+
     def evaluate(self, *arguments: Any, **options: Any) -> list[EvaluationResult]:
         self.mean = next(self.means)
         return [EvaluationResult("CartPole-v1", (self.mean,), (1,), (0,))]
