@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import DecisionTransformerConfig, DecisionTransformerModel
 from transformers.utils import logging
@@ -17,16 +16,13 @@ from transformers.utils import logging
 from rltransformers.conformance.adapters import sequences
 from rltransformers.conformance.adapters.rollouts import shaken
 from rltransformers.conformance.protocol import Traits
-from tests.peers.adapters.recomputing import EXEMPT, Recomputing
+from tests.peers.adapters.recomputing import EXEMPT, MaskedWindows
 
 CONTEXT, LONGEST_EPISODE = 8, 20
 
 
-class HuggingFacePolicy(Recomputing):
+class HuggingFacePolicy(MaskedWindows):
     """Outputs: predicted actions."""
-
-    inputs = sequences.INPUTS
-    padding = "left"
 
     def __init__(self) -> None:
         logging.disable_progress_bar()  # of saving and loading
@@ -55,18 +51,9 @@ class HuggingFacePolicy(Recomputing):
         filled = torch.nn.functional.pad(blank, (0, 0, missing, 0))
         valid = torch.ones(filled.shape[:2], dtype=torch.bool)
         valid[:, :missing] = False
-        return self._outputs(filled, valid, start)[:, -1]
+        return self.masked_outputs(filled, valid, start)[:, -1]
 
-    def segment(self, inputs: Float[Tensor, "B T D"], first: Bool[Tensor, "B T"], state: Any) -> Float[Tensor, "B T A"]:
-        return self.window(inputs, 0)
-
-    def window(self, inputs: Float[Tensor, "B T D"], start: int) -> Float[Tensor, "B T A"]:
-        return self._outputs(inputs, torch.ones(inputs.shape[:2], dtype=torch.bool), start)
-
-    def pad(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
-        return self._outputs(inputs, valid, 0)
-
-    def _outputs(self, inputs: Tensor, valid: Tensor, start: int) -> Tensor:
+    def masked_outputs(self, inputs: Tensor, valid: Tensor, start: int) -> Tensor:
         found: Tensor = self.model(
             states=sequences.observations(inputs),
             actions=sequences.actions(inputs),

@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rltransformers.conformance.adapters import sequences
 from rltransformers.conformance.adapters.rollouts import shaken
 from rltransformers.conformance.protocol import Traits
-from tests.peers.adapters.recomputing import EXEMPT, Recomputing
+from tests.peers.adapters.recomputing import EXEMPT, MaskedWindows
 
 # The library of today has other arguments for this decorator of docstrings.
 library: Any = importlib.import_module("transformers.file_utils")
@@ -25,11 +24,8 @@ CONTEXT, LONGEST_EPISODE = 8, 20
 NO_FILE = "the caller holds the steps and the weights"
 
 
-class KzlPolicy(Recomputing):
+class KzlPolicy(MaskedWindows):
     """Outputs: predicted actions."""
-
-    inputs = sequences.INPUTS
-    padding = "left"
 
     def __init__(self) -> None:
         exempt = EXEMPT | {"saved in mid-episode": NO_FILE, "stopped run keeps memory": NO_FILE}
@@ -54,16 +50,7 @@ class KzlPolicy(Recomputing):
         rows = zip(sequences.observations(steps), actions, sequences.returns_to_go(steps), strict=True)
         return torch.stack([self.net.get_action(*row[:2], None, row[2], numbers) for row in rows])
 
-    def segment(self, inputs: Float[Tensor, "B T D"], first: Bool[Tensor, "B T"], state: Any) -> Float[Tensor, "B T A"]:
-        return self.window(inputs, 0)
-
-    def window(self, inputs: Float[Tensor, "B T D"], start: int) -> Float[Tensor, "B T A"]:
-        return self._outputs(inputs, torch.ones(inputs.shape[:2], dtype=torch.bool), start)
-
-    def pad(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
-        return self._outputs(inputs, valid, 0)
-
-    def _outputs(self, inputs: Tensor, valid: Tensor, start: int) -> Tensor:
+    def masked_outputs(self, inputs: Tensor, valid: Tensor, start: int) -> Tensor:
         returned, numbers = sequences.returns_to_go(inputs)[..., None], sequences.timesteps(valid, start)
         steps = sequences.observations(inputs), sequences.actions(inputs), None, returned, numbers
         outputs: Tensor = self.net(*steps, attention_mask=valid.long())[1]

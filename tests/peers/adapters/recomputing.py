@@ -1,6 +1,8 @@
 """Acting of Decision Transformers that keep no memory of the network: the newest steps are computed again."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -37,3 +39,23 @@ class Recomputing:
 
     def lookback(self, step: int) -> int:
         return min(step + 1, self.context)
+
+
+class MaskedWindows(Recomputing, ABC):
+    """Windows with padding on the left, under an attention mask. Inputs: see ``sequences``."""
+
+    inputs = sequences.INPUTS
+    padding = "left"
+
+    @abstractmethod
+    def masked_outputs(self, inputs: Tensor, valid: Tensor, start: int) -> Float[Tensor, "B T A"]:
+        """Outputs for steps [B, T, D], of which the first is step ``start``, where they are ``valid`` [B, T]."""
+
+    def segment(self, inputs: Float[Tensor, "B T D"], first: Bool[Tensor, "B T"], state: Any) -> Float[Tensor, "B T A"]:
+        return self.window(inputs, 0)
+
+    def window(self, inputs: Float[Tensor, "B T D"], start: int) -> Float[Tensor, "B T A"]:
+        return self.masked_outputs(inputs, torch.ones(inputs.shape[:2], dtype=torch.bool), start)
+
+    def pad(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
+        return self.masked_outputs(inputs, valid, 0)

@@ -79,15 +79,20 @@ class TorchRLRecurrentPolicy:
             env = TransformedEnv(GymWrapper(Limited(length), categorical_action_encoding=True))
             env.append_transform(InitTracker())
             env.append_transform(self.lstm.make_tensordict_primer())
-            env.set_seed(row)
-            steps = env.rollout(ROLLOUT, policy, break_when_any_done=False)[None].exclude("state_value")
-            with set_recurrent_mode(True):
-                gae(steps)
-            found += cuts(steps, row)
+            found += bootstraps_of(env, row, policy, gae)
         return found
 
     def weights(self) -> Iterable[Tensor]:
         return list(self.net.parameters())
+
+
+def bootstraps_of(env: TransformedEnv, row: int, policy: TensorDictSequential, gae: GAE) -> list[Bootstrap]:
+    """What ``gae`` bootstraps from in a rollout of ``policy`` in environment ``row``."""
+    env.set_seed(row)
+    steps = env.rollout(ROLLOUT, policy, break_when_any_done=False)[None].exclude("state_value")
+    with set_recurrent_mode(True):
+        gae(steps)
+    return cuts(steps, row)
 
 
 def cuts(steps: TensorDict, row: int) -> list[Bootstrap]:

@@ -10,9 +10,9 @@ from torchrl.envs import GymWrapper, InitTracker, TransformedEnv
 from torchrl.modules import TransformerModule, set_recurrent_mode
 from torchrl.objectives.value import GAE
 
-from rltransformers.conformance.adapters.rollouts import DISCOUNT, LIMITS, OBSERVATION, ROLLOUT, Limited, shaken
+from rltransformers.conformance.adapters.rollouts import DISCOUNT, LIMITS, OBSERVATION, Limited, shaken
 from rltransformers.conformance.protocol import Bootstrap, Traits
-from tests.peers.adapters.torchrl_modules import NO_LEARNER, cuts
+from tests.peers.adapters.torchrl_modules import NO_LEARNER, bootstraps_of
 
 LONGEST, WIDTH = 48, 16
 State = tuple[Tensor, Tensor, Tensor] | None
@@ -75,12 +75,8 @@ class TorchRLTransformerPolicy:
         gae = GAE(gamma=DISCOUNT, lmbda=0.95, value_network=self.net, deactivate_vmap=True, **self.gae)
         for row, length in enumerate(LIMITS):
             env = TransformedEnv(GymWrapper(Limited(length), categorical_action_encoding=True), InitTracker())
-            env.set_seed(row)
             self.module.reset_cache()
-            steps = env.rollout(ROLLOUT, policy, break_when_any_done=False)[None].exclude("state_value")
-            with set_recurrent_mode(True):
-                gae(steps)
-            found += cuts(steps, row)
+            found += bootstraps_of(env, row, policy, gae)
         return found
 
     def weights(self) -> Iterable[Tensor]:
