@@ -129,7 +129,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         gradient_window: Count | None = None,
         memory_refresh: MemoryRefresh = "update",
         acting: Acting = "eager",
-        updates: update.Updates = "eager",
+        updates: update.UpdateMode = "eager",
         stats_window_size: Annotated[int, Ge(1), Le(10**9)] = 100,
         tensorboard_log: str | os.PathLike[str] | None = None,
         policy_kwargs: Mapping[str, Any] | None = None,
@@ -217,7 +217,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             for minibatch in update.minibatches(sharing, again, self._rows_per_batch(), self._batch_generator):
                 batch = steps.rows(minibatch.rows)
                 update.follow_returns(policy, batch)
-                now = update.evaluate(policy, minibatch, self.gradient_window, sharing, self._compiled)
+                now = update.evaluate(policy, minibatch, self.gradient_window, sharing, self._machine_code)
                 loss = ppo_loss(now, batch, replace(weights, vf_coef=self.vf_coef * policy.value_units))
                 losses.append(update.add_auxiliary(loss, now, minibatch.segment.counts, batch.counts, sharing))
                 stops = self.target_kl is not None and float(loss.approx_kl) > 1.5 * self.target_kl

@@ -115,7 +115,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         gradient_window: Count | None = None,
         memory_refresh: MemoryRefresh = "update",
         acting: Acting = "eager",
-        updates: update.Updates = "eager",
+        updates: update.UpdateMode = "eager",
         stats_window_size: Annotated[int, Ge(1), Le(10**9)] = 100,
         tensorboard_log: str | os.PathLike[str] | None = None,
         policy_kwargs: Mapping[str, Any] | None = None,
@@ -197,7 +197,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
                 if not bool(batch.counts.any()):
                     continue
                 update.follow_returns(policy, batch)
-                now = update.evaluate(policy, minibatch, self.gradient_window, sharing, self._compiled)
+                now = update.evaluate(policy, minibatch, self.gradient_window, sharing, self._machine_code)
                 divergences = policy.action_head.divergences(now.outputs, self.target.action_head, minibatch.outputs)
                 divergences = sharing.gather(divergences, minibatch.takers)
                 multipliers = self.multipliers  # whose gradient is the same on every process

@@ -152,7 +152,7 @@ class TensorVecEnv(VecEnv):
         truncated = outcome.truncated & ~outcome.terminated
         ended = outcome.terminated | truncated
         fresh = self._leaves(self.begin(ended))
-        observations = {path: torch.where(_beside(ended, leaf), fresh[path], leaf) for path, leaf in last.items()}
+        observations = {path: torch.where(beside(ended, leaf), fresh[path], leaf) for path, leaf in last.items()}
         return self._counted(outcome, observations, truncated, last)
 
     def _counted(self, outcome: Outcome, observations: Leaves, truncated: Tensor, last: Leaves | None) -> TensorStep:
@@ -319,7 +319,7 @@ class StepInfos(Sequence[dict[str, Any]]):
         return self._infos[index]
 
 
-def _beside(mask: Tensor, leaf: Tensor) -> Tensor:
+def beside(mask: Tensor, leaf: Tensor) -> Tensor:
     """``mask`` [N] with as many axes as ``leaf`` [N, ...]."""
     return mask.view(-1, *[1] * (leaf.dim() - 1))
 

@@ -61,7 +61,7 @@ class SimulatorVecEnv(TensorVecEnv):
             raise ConfigError(f"the simulator has no group of observations {group!r}; {did_you_mean(group, groups)}")
         limit = check(action_limit, PositiveNumber, "action_limit")
         actions = _space_of(inside.single_action_space, limit)
-        super().__init__(inside.num_envs, _space_of(groups[self._group], np.inf), actions, inside.device)
+        super().__init__(inside.num_envs, _space_of(groups[self._group]), actions, inside.device)
         self._seed: int | None = None
 
     def take_seeds(self, seeds: Sequence[int]) -> None:
@@ -94,12 +94,14 @@ class SimulatorVecEnv(TensorVecEnv):
         self.simulator.close()
 
 
-def _space_of(node: Any, limit: float) -> Space:
-    """The space of Gymnasium for one like it; a Box without bounds ends at ``limit``."""
+def _space_of(node: Any, limit: float = np.inf) -> Space:
+    """The space of Gymnasium for one like it, of Isaac Lab, mjlab or gymnax; a Box without bounds ends at ``limit``."""
     if hasattr(node, "spaces"):
         return spaces.Dict({name: _space_of(child, limit) for name, child in node.spaces.items()})
     if isinstance(node, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return node
+    if hasattr(node, "n"):  # a Discrete of gymnax
+        return spaces.Discrete(int(node.n))
     kind = np.dtype(getattr(node, "dtype", None) or np.float32)
     low, high = (np.broadcast_to(np.asarray(bound, kind), node.shape) for bound in (node.low, node.high))
     if kind.kind == "f":
@@ -131,7 +133,7 @@ class JaxVecEnv(TensorVecEnv):
             raise ConfigError(f"{shown(env)} has no {missing[0]}, which environments of gymnax have")
         self._params = env.default_params if params is None else params
         observed, acted = env.observation_space(self._params), env.action_space(self._params)
-        super().__init__(num_envs, _space_of_jax(observed), _space_of_jax(acted), device)
+        super().__init__(num_envs, _space_of(observed), _space_of(acted), device)
         longest = self._params
         if hasattr(self._params, "max_steps_in_episode") and hasattr(env, "is_terminal"):
             longest = self._params.replace(max_steps_in_episode=2**30)
@@ -179,14 +181,3 @@ class JaxVecEnv(TensorVecEnv):
 
     def _to_torch(self, arrays: Any) -> Any:
         return map_leaves(from_dlpack, arrays)
-
-
-def _space_of_jax(node: Any) -> Space:
-    """The space of Gymnasium for one of gymnax."""
-    if hasattr(node, "spaces"):
-        return spaces.Dict({name: _space_of_jax(child) for name, child in node.spaces.items()})
-    if hasattr(node, "n"):
-        return spaces.Discrete(int(node.n))
-    kind = np.dtype(node.dtype)
-    low, high = (np.broadcast_to(np.asarray(bound, kind), node.shape) for bound in (node.low, node.high))
-    return spaces.Box(low.copy(), high.copy(), dtype=kind.type)

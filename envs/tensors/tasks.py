@@ -22,7 +22,7 @@ from rltransformers.core.spaces import Space
 from rltransformers.envs import memory_rules
 from rltransformers.envs.memory_rules import DOWN, LEFT, RIGHT, UP, Rules
 from rltransformers.envs.memory_rules.interface import Length
-from rltransformers.envs.tensors.base import Outcome, TensorVecEnv
+from rltransformers.envs.tensors.base import Outcome, TensorVecEnv, beside
 from rltransformers.envs.tensors.streams import random_below, random_bits, random_shares, random_words
 
 State = dict[str, Tensor]
@@ -82,6 +82,7 @@ class TensorTask(TensorVecEnv):
     ) -> None:
         super().__init__(num_envs, observation_space, action_space, device)
         self.state: State = {}
+        self._never = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
 
     @abstractmethod
     def start(self, uniform: Tensor) -> State:
@@ -98,7 +99,7 @@ class TensorTask(TensorVecEnv):
     def begin(self, mask: Tensor) -> Tensor:
         fresh = self.start(self.draw(mask, self.draws))
         if self.state:
-            fresh = {name: torch.where(_beside(mask, new), new, self.state[name]) for name, new in fresh.items()}
+            fresh = {name: torch.where(beside(mask, new), new, self.state[name]) for name, new in fresh.items()}
         self.state = fresh
         return self.observe(fresh)
 
@@ -107,10 +108,6 @@ class TensorTask(TensorVecEnv):
             raise ConfigError("call reset before the first step")
         self.state, rewards, terminated, truncated, successes = self.follow(self.state, actions)
         return Outcome(self.observe(self.state), rewards, terminated, truncated, successes)
-
-
-def _beside(mask: Tensor, leaf: Tensor) -> Tensor:
-    return mask.view(-1, *[1] * (leaf.dim() - 1))
 
 
 # Memory tasks
@@ -124,7 +121,6 @@ class MemoryTaskTensors(TensorTask):
     def __init__(self, num_envs: int = 1, device: torch.device | str = "auto", **options: Any) -> None:
         self.rules: Any = self.rules_type(**check_settings(annotations(self.rules_type), options))
         super().__init__(num_envs, self.rules.observation_space, self.rules.action_space, device)
-        self._never = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
 
 
 class CueRecall(MemoryTaskTensors):
@@ -265,7 +261,6 @@ class RepeatPrevious(TensorTask):
         check(num_decks, Annotated[int, Ge(1), Le(10**4)], "num_decks")
         self.cards, self.k = 52 * num_decks, check(k, Annotated[int, Ge(1), Le(52 * num_decks - 1)], "k")
         super().__init__(num_envs, spaces.Discrete(4), spaces.Discrete(4), device)
-        self._never = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
 
     def start(self, uniform: Tensor) -> State:
         seed = (uniform[:, 0] * 2.0**53).to(torch.int64)
@@ -365,7 +360,6 @@ class Pendulum(TensorTask):
         self.g = check(g, Annotated[float, Ge(-1e6), Le(1e6)], "g")
         high = np.array([1.0, 1.0, 8.0], np.float32)
         super().__init__(num_envs, spaces.Box(-high, high, dtype=np.float32), spaces.Box(-2.0, 2.0, (1,)), device)
-        self._never = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
 
     def start(self, uniform: Tensor) -> State:
         return {

@@ -172,7 +172,7 @@ class RolloutBuffer:
         advantages = generalized_advantage(rewards, values, next_values, ends | ~counts, discount, trace)
         return Segment(
             observations=self.observations,
-            actions={path: torch.stack([each[path] for each in self._actions], 1) for path in self.action_leaves},
+            actions=self.actions_so_far(),
             rewards=rewards,
             first=first,
             counts=counts,

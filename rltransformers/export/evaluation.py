@@ -54,19 +54,19 @@ class CompiledEvaluation(LeftBehind):
         key = names, tuple(kinds), self._module.training, tuple(weights)
         if key not in self._programs:
             try:
-                self._programs[key] = self._compiled(weights, inputs)
+                self._programs[key] = self._compile(weights, inputs)
             except CompileError as error:
                 self.failed = True
                 self._notify(f"updates go on in eager mode: {error}")
                 return self._function(inputs)
         return self._programs[key](weights, inputs)
 
-    def _compiled(self, weights: Mapping[str, Tensor], inputs: Tree) -> Program:
+    def _compile(self, weights: Mapping[str, Tensor], inputs: Tree) -> Program:
         """The program for inputs of these shapes."""
-        with_what = compiler() if all(each.is_cpu for each in weights.values()) else "Triton"
-        self._notify(f"compiling the update with {with_what}, about 30 s, once per size of minibatch")
+        maker = compiler() if all(each.is_cpu for each in weights.values()) else "Triton"
+        self._notify(f"compiling the update with {maker}, about 30 s, once per size of minibatch")
         start = time.monotonic()
-        program = traced(self._module, self._function)
+        program = program_of(self._module, self._function)
         copies = {name: each.detach().clone().requires_grad_(each.requires_grad) for name, each in weights.items()}
         try:
             with torch.random.fork_rng():  # both passes are compiled when they are first run
@@ -78,7 +78,7 @@ class CompiledEvaluation(LeftBehind):
         return program
 
 
-def traced(module: nn.Module, function: Callable[[Any], dict[str, Any]]) -> Program:
+def program_of(module: nn.Module, function: Callable[[Any], dict[str, Any]]) -> Program:
     """``function`` with the weights of ``module`` as an input, traced and compiled where it is first called."""
     # The compilers take seconds to import.
     from functorch.compile import aot_function, default_partition

@@ -30,7 +30,7 @@ from rltransformers.policies.steps import announce
 from rltransformers.training.online.carry import MemoryRefresh, segment_of, segment_tensors
 
 LossT = TypeVar("LossT", PPOLoss, VMPOLoss, DQNLoss, SACActorLoss, SACCriticLoss)
-Updates = Literal["eager", "compiled"]
+UpdateMode = Literal["eager", "compiled"]
 """How minibatches are evaluated, forward and backward: operation by operation, or as machine code."""
 RATIO_TOLERANCE = 0.01
 """Of the first probability ratio of an update: far above rounding, in bfloat16 (4e-4) too."""
@@ -80,17 +80,17 @@ def evaluate(
     minibatch: Minibatch,
     gradient_window: int | None,
     sharing: Sharing,
-    compiled: CompiledEvaluation | None = None,
+    machine_code: CompiledEvaluation | None = None,
 ) -> SegmentEvaluation:
     """Evaluate a minibatch, each process its part; the numbers of all of it, but for outputs and auxiliary losses.
 
     Args:
-        compiled: what ``compiled_evaluation`` made, with the same ``gradient_window``; None for eager mode.
+        machine_code: what ``compiled_evaluation`` made, with the same ``gradient_window``; None for eager mode.
     """
-    if compiled is None:
+    if machine_code is None:
         now = policy.evaluate_segment(minibatch.segment, gradient_window=gradient_window)
     else:
-        now = SegmentEvaluation(**compiled(segment_tensors(minibatch.segment)))
+        now = SegmentEvaluation(**machine_code(segment_tensors(minibatch.segment)))
     names = ("log_probs", "values", "entropy", "log_barrier")
     whole = sharing.gather({name: getattr(now, name) for name in names}, minibatch.takers)
     return replace(now, **whole)

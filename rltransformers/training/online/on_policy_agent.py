@@ -25,7 +25,7 @@ from rltransformers.policies.observations import tree_space
 from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.online.tensor_rollouts import collect_segments
-from rltransformers.training.update import Updates, compiled_evaluation
+from rltransformers.training.update import UpdateMode, compiled_evaluation
 
 BYTES_BESIDE = 24
 """Of a step beside its observation: action, reward, value, log-probability, last value, flags; at least."""
@@ -46,7 +46,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     popart: float | None
     memory_refresh: MemoryRefresh
     gradient_window: int | None
-    updates: Updates
+    updates: UpdateMode
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(
@@ -62,8 +62,8 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         what = f"n_steps ({self.n_steps}) steps of {self.n_envs} environments need"
         check_memory(room, what, "lower n_steps or the number of environments", self.device)
         self._make_policy(self.popart)
-        compiled = self.updates == "compiled"
-        self._compiled = compiled_evaluation(self.policy, self.gradient_window) if compiled else None
+        compiles = self.updates == "compiled"
+        self._machine_code = compiled_evaluation(self.policy, self.gradient_window) if compiles else None
         self.rollout_buffer = RolloutBuffer(  # type: ignore[assignment]  # segments with memory in place of SB3's buffer
             self.n_envs, self.n_steps, self.policy.seen_leaves, self.action_space, self.device
         )

@@ -38,7 +38,7 @@ from rltransformers.training.normalization import CLIP, EPSILON, RewardScale
 from rltransformers.training.online.carry import Carry, RolloutCounts
 from rltransformers.training.online.online_checkpoint import UnwrittenMetrics
 from rltransformers.training.online.stored_agent import StoredAgent, settings_of
-from rltransformers.training.online.tensor_rollouts import tensors_of
+from rltransformers.training.online.tensor_rollouts import tensor_environments
 from rltransformers.training.online.vec_envs import as_vec_env, check_masks_of, check_trained_spaces, with_masks
 from rltransformers.training.runs.run_card import write_run_card
 from rltransformers.training.schedules import Scheduled, as_schedule, warn_of_jumps
@@ -180,7 +180,7 @@ class OnlineAgent(StoredAgent):
         if self.env is not None:
             self._guard = Guard(self.env, self._steps_of_run, self.policy.masks, self.policy.masks_beside)
             self._moves = self._guard.moves
-            self._tensors = tensors_of(self)
+            self._tensors = tensor_environments(self)
             warn_of_statistics(self.env)
 
     # Rollout

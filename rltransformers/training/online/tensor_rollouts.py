@@ -28,6 +28,7 @@ from rltransformers.envs.tensors.base import (
     TensorStep,
     TensorVecEnv,
     action_types,
+    beside,
     inner_tensors,
 )
 from rltransformers.policies.action_heads import ActionHead
@@ -35,7 +36,7 @@ from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 from rltransformers.training.tensor_statistics import TensorStatistics
 
 
-def tensors_of(agent: Any) -> TensorVecEnv | None:
+def tensor_environments(agent: Any) -> TensorVecEnv | None:
     """The environments of an agent where it steps them in tensors; None where in numpy.
 
     Raises:
@@ -281,8 +282,7 @@ def _cut_all(step: Step) -> Step:
     ended, last = step.raw.ended, None
     if step.last is not None:
         last = {
-            path: torch.where(ended.view(-1, *[1] * (leaf.dim() - 1)), step.last[path], leaf)
-            for path, leaf in step.observations.items()
+            path: torch.where(beside(ended, leaf), step.last[path], leaf) for path, leaf in step.observations.items()
         }
     return step._replace(last=last, cut=step.cut | ~ended, ended=torch.ones_like(ended))
 
