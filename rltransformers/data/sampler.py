@@ -4,6 +4,7 @@ Axes: B windows, K steps of a window, k actions of a chunk, N steps and E episod
 """
 
 import warnings
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +68,6 @@ class ContextSampler:
         context_length: K, the steps of a window.
         discount: of the return-to-go; Decision Transformer uses 1.
         whole_episodes: draw episodes uniformly and always from their first step, as acting with such a K sees them.
-        bins: of the advantage of every step, float32 [N], in the place of return-to-go; None for none.
         chunk: k, actions of a ``ChunkTargets``; 1 for none.
         device: where the data are kept and batches are made.
 
@@ -82,7 +82,6 @@ class ContextSampler:
         *,
         discount: float = 1.0,
         whole_episodes: bool = False,
-        bins: Array | None = None,
         chunk: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -106,10 +105,15 @@ class ContextSampler:
         self._observations = {path: self._tensor(leaf) for path, leaf in trajectories.observations.items()}
         self._actions = {path: self._tensor(leaf) for path, leaf in trajectories.actions.items()}
         self._rewards = self._tensor(trajectories.rewards)
-        return_to_go = trajectories.return_to_go(discount)
-        self._episode_return = self._tensor(return_to_go[trajectories.offsets[:-1]])
-        self._return_to_go = self._tensor(return_to_go if bins is None else bins)
+        self._return_to_go = self._tensor(trajectories.return_to_go(discount))
+        self._episode_return = self._return_to_go[self._offsets[:-1]]
         self._terminated = self._tensor(trajectories.terminations)
+
+    def with_bins(self, bins: Array) -> "ContextSampler":
+        """The same windows with the bins of advantages, float32 [N], in the place of return-to-go."""
+        other = copy(self)
+        other._return_to_go = self._tensor(bins)
+        return other
 
     def _tensor(self, array: Array) -> Tensor:
         with warnings.catch_warnings():  # the arrays may be read-only; batches are copies and nothing writes to them

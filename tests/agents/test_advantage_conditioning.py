@@ -74,11 +74,11 @@ def test_the_right_action_is_found_where_most_of_the_return_is_luck() -> None:
     model = player(data, **NO_LUCK).learn(300)
     assert choices(model, (0,)) == [1]
     assert model._advantage is not None
-    gained = model._advantage._advantages(data, model._advantage.values_of(data))[1::3]
+    gained = model._advantage._advantages(data, model._advantage.values_of(model._windows_of(data)))[1::3]
     right = data.actions[""][1::3] == 1
     # 1 more for the right action, up to what values of 1,000 episodes know of luck with deviation 2.8
     assert gained[right].mean() - gained[~right].mean() == pytest.approx(1.0, abs=0.5)
-    bins = model._advantage.bins(data)[1::3]
+    bins = model._advantage.bins(model._windows_of(data))[1::3]
     assert (bins[right] == 2).mean() > 0.9 and (bins[~right] == 2).mean() < 0.1
 
 
@@ -101,9 +101,9 @@ def test_values_explain_what_the_history_tells_and_nothing_of_the_luck_of_their_
             data = Trajectories(**{**vars_of(data), "observations": {"": observations}})
         model = player(data, mode="advantage", advantage_kwargs={"updates": 200, "learning_rate": 5e-3})
         assert model._advantage is not None
-        bins, metrics = model._advantage.fit(data, 0)
+        bins, metrics = model._advantage.fit(windows := model._windows_of(data), 0)
         assert set(metrics) == {"advantage/value_loss", "advantage/explained_variance"}
-        assert np.array_equal(bins, model._advantage.bins(data))
+        assert np.array_equal(bins, model._advantage.bins(windows))
         shares.append(metrics["advantage/explained_variance"])
     assert shares[0] > 0.8  # of the cue, which is worth 4; the choice, of variance 0.2, is made later
     assert shares[1] < 0.1
@@ -113,7 +113,7 @@ def test_equal_returns_make_every_advantage_the_best_and_learn_what_cloning_lear
     data = games(60, luck=0.0)
     data = Trajectories(**{**vars_of(data), "rewards": np.zeros(data.steps, np.float32)})
     model = player(data, mode="advantage", advantage_kwargs={"updates": 2}).learn(150)
-    assert model._advantage is not None and (model._advantage.bins(data) == 2).all()
+    assert model._advantage is not None and (model._advantage.bins(model._windows_of(data)) == 2).all()
     cloned, losses = player(data, mode="bc").learn(150), []
     for each in (model, cloned):
         assert each._sampler is not None
@@ -145,7 +145,7 @@ def moved(data: Trajectories, more: np.ndarray) -> Trajectories:
 def bins_of_fit(data: Trajectories, **options: Any) -> np.ndarray:
     model = player(data, mode="advantage", advantage_kwargs=options)
     assert model._advantage is not None
-    return model._advantage.fit(data, 0)[0]
+    return model._advantage.fit(model._windows_of(data), 0)[0]
 
 
 def test_a_constant_on_every_return_changes_no_bin() -> None:

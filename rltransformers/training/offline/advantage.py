@@ -80,32 +80,37 @@ class AdvantageLearner:
         self.values = tuple(ValueFunction(make_trunk()).to(device).eval() for _ in HALVES)
         self.edges: NDArray[np.float64] | None = None  # between bins [bins - 1]; None before ``fit``
 
-    def bins(self, data: Trajectories) -> NDArray[np.float32]:
+    def bins(self, sampler: ContextSampler) -> NDArray[np.float32]:
         """The bin of every step, 0 to ``bins`` - 1 [N]; the best one for all before ``fit``."""
+        data = sampler.trajectories
         if self.edges is None:
             return np.full(data.steps, self.options.bins - 1, np.float32)
-        return bins_of(self._advantages(data, self.values_of(data)), self.edges)
+        return bins_of(self._advantages(data, self.values_of(sampler)), self.edges)
 
     def fit(
-        self, data: Trajectories, seed: int, progress: bool = False
+        self, sampler: ContextSampler, seed: int, progress: bool = False
     ) -> tuple[NDArray[np.float32], dict[str, float]]:
         """Fit the values and then the bins; the bins of the data [N], and metrics by path.
+
+        Args:
+            sampler: of windows with returns, as for ``values_of``.
 
         Raises:
             DataError: the loss is no longer finite.
         """
-        sampler, half, losses = self._sampler(data), _halves(data), []
+        data, losses = sampler.trajectories, []
+        half, returns = _halves(data), data.return_to_go(self.settings.discount)
         cuda = [self.device] if self.device.type == "cuda" else []
         bar = tqdm(total=2 * self.options.updates, desc="values", unit="update", disable=not progress, leave=False)
         with torch.random.fork_rng(devices=cuda), bar:
             for index, network in enumerate(self.values):
-                network.begin(self._scaled(sampler.trajectories.return_to_go(self.settings.discount)))
+                network.begin(self._scaled(returns))
                 learned, others = (
                     sampler.windows_of(torch.from_numpy(each)) for each in (half != index, half == index)
                 )
                 if len(others):  # of a single episode one half has none
                     losses.append(self._fit(network, sampler, learned if len(learned) else others, others, seed, bar))
-        values, returns = self.values_of(data), data.return_to_go(self.settings.discount).astype(np.float64)
+        values, returns = self.values_of(sampler), returns.astype(np.float64)
         gained = self._advantages(data, values)
         self.edges = bin_edges(gained, self.options.bins)
         unexplained = float(np.var(returns - values)) / (float(np.var(returns)) or 1.0)
@@ -172,9 +177,10 @@ class AdvantageLearner:
         return (returns - lowest) / ((highest - lowest) or 1.0)
 
     @torch.no_grad()
-    def values_of(self, data: Trajectories) -> NDArray[np.float64]:
-        """Value of the history before every step, in reward units [N]; its context is that of acting."""
-        sampler, half, offsets = self._sampler(data), _halves(data), torch.from_numpy(data.offsets)
+    def values_of(self, sampler: ContextSampler) -> NDArray[np.float64]:
+        """Value of the history before every step of the data, in reward units [N]; its context is that of acting."""
+        data = sampler.trajectories
+        half, offsets = _halves(data), torch.from_numpy(data.offsets)
         lowest, highest = self.range_to_go
         values = np.empty(data.steps, np.float64)
         for index, network in enumerate(self.values):
@@ -189,12 +195,6 @@ class AdvantageLearner:
     def _advantages(self, data: Trajectories, values: NDArray[np.float64]) -> NDArray[np.float64]:
         rewards = np.asarray(data.rewards, np.float64)
         return advantages(rewards, values, data.offsets, self.settings.discount, self.options.gae_lambda)
-
-    def _sampler(self, data: Trajectories) -> ContextSampler:
-        """Windows with returns, where those of the policy have bins."""
-        settings = self.settings
-        length, discount, whole = settings.context_length, settings.discount, settings.whole_episodes
-        return ContextSampler(data, length, discount=discount, whole_episodes=whole)
 
     def tensors(self) -> dict[str, Any]:
         edges = None if self.edges is None else torch.from_numpy(self.edges)

@@ -65,10 +65,11 @@ class OfflineAgent(StoredDecisionTransformer):
         """Windows to learn from; before the first update of a policy of advantages, fit what these are over."""
         if self._advantage is None or self._advantage.edges is not None:
             return sampler
-        bins, metrics = self._advantage.fit(sampler.trajectories, self.seed, progress_bar)
+        windows = self._windows_of(sampler.trajectories)
+        bins, metrics = self._advantage.fit(windows, self.seed, progress_bar)
         for name, value in metrics.items():
             self.logger.record(name, value)
-        self._sampler = self._sampler_of(sampler.trajectories, bins)
+        self._sampler = windows.with_bins(bins)
         if self._validation_sampler is not None:
             self._validation_sampler = self._sampler_of(self._validation_sampler.trajectories)
         return self._sampler

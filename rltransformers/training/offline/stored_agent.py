@@ -37,7 +37,6 @@ from rltransformers.core.spaces import (
     space_to_json,
 )
 from rltransformers.core.spec import Choice
-from rltransformers.core.values import Array
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.checks import check_actions
@@ -200,19 +199,21 @@ class StoredDecisionTransformer:
         self.tensorboard_log = None if tensorboard_log is None or not leads else os.fspath(tensorboard_log)
         self.verbose = verbose if leads else 0
 
-    def _sampler_of(self, data: Trajectories, bins: Array | None = None) -> ContextSampler:
-        """Windows of some episodes, with the ``bins`` of their advantages where the policy reads these."""
+    def _windows_of(self, data: Trajectories) -> ContextSampler:
+        """Windows of some episodes, with returns-to-go."""
         settings = self.settings
-        if bins is None and self._advantage is not None:
-            bins = self._advantage.bins(data)
         return ContextSampler(
             data,
             settings.context_length,
             discount=settings.discount,
             whole_episodes=settings.whole_episodes,
-            bins=bins,
             chunk=settings.chunk,
         )
+
+    def _sampler_of(self, data: Trajectories) -> ContextSampler:
+        """Windows of some episodes, with the bins of their advantages where the policy reads these."""
+        windows = self._windows_of(data)
+        return windows if self._advantage is None else windows.with_bins(self._advantage.bins(windows))
 
     def _raise_limits(self, data: Trajectories) -> None:
         """Let the return head predict returns as large as those of these episodes, too."""
