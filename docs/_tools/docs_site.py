@@ -23,6 +23,7 @@ FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 SEVERAL = re.compile(
     r"<b><code>((?:<[^>]*>)?\w+,(?:<[^>]*>)?)</code></b>\s*\(<code>((?:(?!</code>).)*)</code>\)", re.DOTALL
 )
+PICTURE = re.compile(r'(<a [^>]*>\s*)?(<img [^>]*?src="([^"]+)"[^>]*>)')
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 DOWNLOADS = (".ipynb",)
 """Files that readers want to have, not to see."""
@@ -58,14 +59,20 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
 
 
 def on_page_content(html: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
-    """The reference, with one line for several names as docstrings have it."""
-    return SEVERAL.sub(joined, html)
+    """The page, with pictures as links to themselves, and one line for several names as docstrings have it."""
+    return PICTURE.sub(linked, SEVERAL.sub(joined, html))
 
 
 def joined(entry: re.Match[str]) -> str:
     """`**a,** (b, c)`, which is read of `a, b, c: ...` in a docstring, as `**a, b, c**`."""
     names = re.sub(r"<[^>]+>|[()]", "", f"{entry.group(1)} {entry.group(2)}")
     return f"<b><code>{names}</code></b>"
+
+
+def linked(picture: re.Match[str]) -> str:
+    """A picture that opens at its full size when it is clicked, unless it is a link already."""
+    link, image, source = picture.groups()
+    return picture.group(0) if link else f'<a href="{source}">{image}</a>'
 
 
 def with_folders(entries: list[Any]) -> list[Any]:

@@ -19,7 +19,7 @@ TEXT = "#808080"
 """Color of words, which can be seen on white and on black."""
 SOURCES = {axis: source for source in (masks, weights) for axis in source.PICTURES}
 """What draws the pictures of a slot."""
-SHOWS = {"pattern": "Mask of", "position": "Weights with", "prior": "Weights with", "span": "Weights with"}
+SHOWS = {axis: "Mask of" if source is masks else "Weights with" for axis, source in SOURCES.items()}
 """What a picture shows of a mechanism."""
 
 

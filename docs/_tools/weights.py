@@ -1,4 +1,5 @@
-"""Pictures of what a mechanism alone makes of attention: its weights where all contents score alike."""
+"""Pictures of what a mechanism alone makes of attention: its weights where all contents score alike, or, of selections,
+which choose by contents, where steps are of a few kinds."""
 
 from typing import Any
 
@@ -14,6 +15,8 @@ from rltransformers.functional.call import Tokens
 
 KINDS, FACTOR = 4, 4.0
 """Kinds of steps in an episode; how much larger random weights are than at the start of a training."""
+NOISE = 0.3
+"""Deviation of what steps of a kind differ by, for selections: equal steps would be chosen by their order."""
 EXAMPLE = -1
 """Of the heads of all layers, the one that an overview shows."""
 SHADES = {0.02: "30", 0.1: "60", 0.3: "90", 0.6: "c0", 0.9: "ff"}
@@ -38,6 +41,12 @@ PICTURES: dict[str, dict[str, dict[str, Any]]] = {
         "adaptive_dynamic": {"span": {"name": "adaptive_dynamic", "ramp": 8, "bias": -2.0}},
         "multi_scale": {"span": {"name": "multi_scale", "windows": [4, 12, 28]}, "heads": 3},
     },
+    "selection": {
+        "topk": {"selection": {"name": "topk", "k": 5}},
+        "routing": {"selection": {"name": "routing", "clusters": 4, "window": 6}},
+        "lsh": {"selection": {"name": "lsh", "rounds": 1, "buckets": 4, "window": 6}},
+        "sac": {"selection": {"name": "sac", "edges": 4}},
+    },
 }
 """What is drawn, by slot and name; heads and layers only where they differ."""
 FACTORS = {"t5": 40.0}
@@ -46,6 +55,14 @@ LEGEND = (
     "The darker the blue, the larger the weight with which a step is read where all contents score alike, in the last "
     f"layer; gray is less than {100 * min(SHADES):.0f} % of the largest weight of the row. Steps are of {KINDS} "
     f"kinds in random order, random weights {FACTOR:.0f} times as large as at the start of a training"
+)
+
+
+SELECTION_LEGEND = (
+    "Blue steps are read, the darker, the larger the weight; gray steps are not read, or with less than "
+    f"{100 * min(SHADES):.0f} % of the largest weight of the row. Steps are of {KINDS} kinds in random order, and "
+    f"steps of a kind differ a little; weights of the network are random, {FACTOR:.0f} times as large as at the start "
+    "of a training. `sinkhorn` has no picture: it reads mixtures of whole blocks."
 )
 
 
@@ -63,6 +80,8 @@ class Weights(Watch):
 
 def legend(axis: str) -> str:
     """How to read the pictures of a slot."""
+    if axis == "selection":
+        return SELECTION_LEGEND
     others = ", ".join(f"of `{name}` {FACTORS[name]:.0f} times" for name in PICTURES[axis] if name in FACTORS)
     return f"{LEGEND}{', ' if others else ''}{others}."
 
@@ -85,8 +104,11 @@ def shares_of(axis: str, name: str) -> dict[str, Float[Tensor, "T T"]]:
         for parameter in mixer.parameters():
             if parameter.numel() > 1 and parameter.std() > 0:  # it was drawn at random
                 parameter.mul_(FACTORS.get(name, FACTOR))
-    forget_contents(mixers[-1])
     steps = torch.randn(KINDS, backbone.width).double()[torch.randint(KINDS, (STEPS,))]
+    if axis == "selection":
+        steps = steps + NOISE * torch.randn(steps.shape).double()
+    else:
+        forget_contents(mixers[-1])
     state, shares = None, dict[str, Tensor]()
     for t in range(STEPS):
         watch.columns.clear()
@@ -98,7 +120,10 @@ def shares_of(axis: str, name: str) -> dict[str, Float[Tensor, "T T"]]:
                 text = title(layer, len(mixers), head, weights.shape[1])
                 square = shares.setdefault(text, torch.zeros(STEPS, STEPS).double())
                 back = distance[0, 0, 0]
-                square[t, t - back[back <= t]] = row[back <= t] / row.max()
+                past = back <= t
+                share = row[past] / row.max().clamp(min=1e-12)  # 0 where a step reads nothing
+                # a place without a key counts as the step itself, with weight 0
+                square[t].scatter_reduce_(0, t - back[past], share, "amax")
     return shares
 
 

@@ -51,6 +51,7 @@ def test_mechanisms_that_change_what_is_read_have_a_picture() -> None:
     mechanisms = {axis: {spec.name for spec in specs} for axis, specs in catalogue().items()}
     assert set(masks.PICTURES["pattern"]) == mechanisms["pattern"]
     assert set(weights.PICTURES["span"]) == mechanisms["span"] - {"full"}
+    assert set(weights.PICTURES["selection"]) == mechanisms["selection"] - {"none", "sinkhorn"}  # mixtures of blocks
     assert set(weights.PICTURES["prior"]) == mechanisms["prior"] - {"none", "value_residual"}  # which changes values
 
 
@@ -69,6 +70,13 @@ def test_a_picture_shows_the_weights_of_the_formula(axis: str, name: str) -> Non
         for t in range(STEPS):
             row = torch.tensor([BY_DISTANCE[axis, name](t - s)[head] for s in range(t + 1)]).double()
             torch.testing.assert_close(square[t, : t + 1], row / row.max(), rtol=0, atol=1e-6)  # parameters: float32
+
+
+@pytest.mark.parametrize(("name", "most"), {"topk": 5, "routing": 6, "lsh": 5, "sac": 5}.items())
+def test_a_picture_of_a_selection_shows_as_many_keys_as_are_chosen(name: str, most: int) -> None:
+    (square,) = weights.shares_of("selection", name).values()
+    assert (square > 0).sum(1).max() == most  # of lsh all but the step itself, of sac the edges and the step itself
+    assert torch.equal(square, square.tril()) and set(square.amax(1).tolist()) <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize("name", ["realformer", "lazyformer"])
