@@ -142,3 +142,10 @@ def test_what_is_cited_is_this_version() -> None:
     assert citation["version"] == rltransformers.__version__
     assert (citation["title"], citation["license"]) == (project["name"], project["license"])
     assert [each["name"] for each in citation["authors"]] == [each["name"] for each in project["authors"]]
+
+
+def test_a_picture_opens_at_its_full_size() -> None:
+    picture = '<img alt="curves" src="../a.png" />'
+    html = f'<p>{picture}</p><p><a href="b.html">{picture}</a></p>'
+    expected = f'<p><a href="../a.png">{picture}</a></p><p><a href="b.html">{picture}</a></p>'
+    assert docs_site.PICTURE.sub(docs_site.linked, html) == expected
