@@ -292,15 +292,14 @@ def _others(runs: Runs, task: Task, seeds: int) -> str:
 
 def index(results: Path, suites: Path) -> list[str]:
     """Lines for docs/results/README.md: the suites with their size."""
-    lines = list(table_head(["suite", "command", "runs", "hours", "targets met"]))
+    lines = list(table_head(["suite", "runs", "hours", "targets met"]))
     for suite, rows in finished(results, suites):
         verdicts = [each for name in suite.tasks for each in judge(suite, name, runs_of(suite, name, rows))]
         states = [each.met for each in verdicts]
         met = [f"{states.count(met)} {word}" for met, word in WORDS.items() if met in states]
         hours = sum(row.wall_seconds for row in rows) / 3600
-        command = f"`rltransformers suite {suite.name}`"
         planned = len(list(suite.cells()))
-        cells = [f"[{suite.text.title}]({suite.name}.md)", command, f"{len(rows)} of {planned}", f"{hours:.1f}"]
+        cells = [f"[{suite.text.title}]({suite.name}.md)", f"{len(rows)} of {planned}", f"{hours:.1f}"]
         lines.append(line([*cells, ", ".join(met) or "-"]))
     return lines
 

@@ -160,6 +160,18 @@ def slots() -> list[str]:
     return lines
 
 
+def aims() -> list[str]:
+    """The tasks that have a target, by suite."""
+    legend, *tables = "\n".join(report.summary(RESULTS, SUITES)).split("\n\n**")
+    with_aims = []
+    for table in tables:
+        lines = table.split("\n")
+        tasks = [line for line in lines[4:] if not line.endswith("| - | - |")]
+        if tasks:
+            with_aims += ["", "\n".join([f"**{lines[0]}", *lines[1:4], *tasks])]
+    return [legend, *with_aims]
+
+
 def readme_results() -> list[str]:
     """The README's choice of results."""
     return [RESULTS_LEGEND, "", *report.selection(RESULTS, SUITES, README_RESULTS)]
@@ -201,7 +213,7 @@ TABLES = {
     "readme-speed": readme_speed,
     "targets": lambda: benchmark.targets(benchmark.RESULTS),
     "benchmarks": lambda: benchmark.summary(benchmark.RESULTS),
-    "results": lambda: report.summary(RESULTS, SUITES),
+    "results": aims,
     "suites": lambda: report.index(RESULTS, SUITES),
 }
 

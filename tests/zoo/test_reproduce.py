@@ -640,8 +640,9 @@ def test_the_committed_pages_are_those_of_the_csvs() -> None:
 
 
 def test_a_readme_that_differs_from_the_csv_is_found(
-    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    suite = read_suite(str(write(aims=[{"least": 0.95}])))
     monkeypatch.setattr(update_docs, "RESULTS", tmp_path)
     monkeypatch.setattr(update_docs, "SUITES", tmp_path)
     csv, lock = tmp_path / "tiny.csv", tmp_path / "lock"
@@ -650,6 +651,8 @@ def test_a_readme_that_differs_from_the_csv_is_found(
     assert "| Cue | GTrXL **1**, 1 seed |" in text and update_docs.updated(text) == text
     record(csv, lock, suite, row(suite, "GTrXL", 0, 0.5))
     assert "| Cue | GTrXL **0.5**, 1 seed |" in update_docs.updated(text) != text
+    write()
+    assert "Cue" not in update_docs.updated(text)  # a task without a target is on the page of its suite
 
 
 def test_curves_of_runs_are_compared_at_common_steps() -> None:
