@@ -73,6 +73,12 @@ def index() -> Iterator[str]:
         names = ", ".join(f"[`{spec.name}`]({axis}.md#{spec.name})" for spec in specs)
         yield f"| [`{axis}`]({axis}.md) | {decides(axis)} | {names} |"
     yield f"| [`preset`](preset.md) | a published combination of all slots | {len(PRESETS)} papers |"
+    yield from ["", "## How to read these pages", ""]
+    yield "- *sees*: how far back a layer can read: the `memory` (window), the whole episode, or as it says."
+    yield "- *state*: numbers that it keeps per environment and layer while acting, besides the memory."
+    yield "- *work grows as*: with the number T of tokens in a call, or N of elements in an observation."
+    yield "- *learned*: interquartile mean over seeds with its 95 % interval, from [the suite](../results/variants.md)."
+    yield "- *id*: the name of an entry in the CSV files of the [benchmarks](../benchmarks/README.md)."
     yield from ["", "## Which of them go together", ""]
     yield "[All pairs](pairs.csv) says which two mechanisms a config can combine, and the error message for others."
     yield ""
@@ -84,7 +90,7 @@ def slot(axis: str, specs: Sequence[Spec]) -> Iterator[str]:
     """The page of one axis."""
     text = decides(axis)
     yield from [f"# {axis}", "", f"{text[0].upper()}{text[1:]}. {NOTES.get(axis, '')}".rstrip()]
-    yield from ["[All slots](README.md).", ""]
+    yield from ["[All slots, and how to read this page](README.md#how-to-read-these-pages).", ""]
     yield from pictures.overview(axis)
     yield from ["| name | id | in one sentence |", "|---|---|---|"]
     for spec in specs:
