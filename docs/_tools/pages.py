@@ -110,7 +110,7 @@ def entry(spec: Spec) -> Iterator[str]:
     """Paragraphs about one mechanism."""
     yield from [f"{sentence(spec)}.", ""]
     yield from pictures.line(spec)
-    yield f"- computes: `{spec.formula}`"
+    yield f"- computes: `{spec.formula.replace('`', '')}`"
     if shown := pictures.settings(spec):
         yield f"- in the picture: {', '.join(f'`{key}: {written(value)}`' for key, value in shown.items())}"
     if spec.settings:

@@ -11,7 +11,7 @@ from docs._tools.masks import STEPS, Cells
 from rltransformers.core.spec import Spec
 
 ZERO = torch.zeros(1, dtype=torch.int)
-CELL, GAP = 4, 20
+CELL, GAP = 6, 20
 """Pixels of a step, and around a square of them."""
 SMALL_CELL, ACROSS, FEW = 3, 5, 3
 """In an overview: pixels of a step, squares in a row, and up to how many pictures need none."""
