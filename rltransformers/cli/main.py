@@ -111,7 +111,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="rltransformers",
         description="Train and evaluate transformers for sequential decisions: GTrXL policies, Decision Transformers.",
-        epilog="`rltransformers COMMAND --help` explains a command and shows an example.",
+        epilog="A first run: `rltransformers train --env CartPole-v1`, then `rltransformers look` with its run folder. "
+        "`rltransformers COMMAND --help` explains a command and shows examples.",
     )
     parser.add_argument("--version", action="version", version=f"rltransformers {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)

@@ -141,7 +141,7 @@ def split_overrides(
 def add_config(parser: argparse.ArgumentParser) -> None:
     """CONFIG, or --env in its place: where the settings of a run come from."""
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file or name of a packaged config")
-    parser.add_argument("--env", metavar="ID", help="environment to train in with the usual settings, without a CONFIG")
+    parser.add_argument("--env", metavar="ID", help="environment to train in with default settings, without a CONFIG")
 
 
 def add_engine(
@@ -222,5 +222,7 @@ def add_threads(parser: argparse.ArgumentParser, default: str) -> None:
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """--trust."""
     parser.add_argument(
-        "--trust", action="store_true", help="run the modules and pickles that the files name, see docs/command_line.md"
+        "--trust",
+        action="store_true",
+        help="let modules and pickles that a config or run folder names run their code",
     )

@@ -21,10 +21,9 @@ RUN is a run folder made by `rltransformers train`. Every episode has a seed tha
 agents are comparable episode by episode. Printed are mean, standard deviation, interquartile mean with its 95 %
 bootstrap interval over episodes, episode length, and success rate and normalized score where they are defined.
 
-Of a decision_transformer with algorithm.validation and dataset.id, the errors on the held-out episodes are printed,
-too: of every component of the action, beside those of the mean action (or most frequent class) and of behavior cloning
-with one step. No environment is needed for that: a run without one, or whose environment cannot be made here, has these
-alone.
+For a decision_transformer with algorithm.validation and dataset.id, the errors on the held-out episodes are printed as
+well: for each component of the action those of the policy, of the mean action (or most frequent class) and of behavior
+cloning with one step. This needs no environment; if the run has none that can be made here, nothing else is printed.
 
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --episodes 100
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --env-kwargs '{"delay": 20}'

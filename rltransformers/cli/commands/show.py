@@ -12,10 +12,9 @@ def add(commands: Parsers) -> None:
         "show",
         "Print a config as training would take it.",
         """
-CONFIG and the settings behind it are those of `rltransformers train`, which are refused as there as far as that shows
-without the environment and the data; nothing is trained or written. What is printed is
-YAML with every setting of a run, defaults included (those of the agent and of the backbone stay out: `rltransformers
-settings` has them):
+CONFIG and the settings after it are those of `rltransformers train`, and are checked in the same way as far as this is
+possible without the environment and the data. Nothing is trained or written. The output is YAML with every setting of
+the run, defaults included; `rltransformers settings` has those of the agent and the backbone.
 
   rltransformers show gtrxl_cue_recall
   rltransformers show gtrxl_cue_recall --seed 1 --backbone.memory 0 > mine.yaml

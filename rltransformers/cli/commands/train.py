@@ -18,7 +18,7 @@ def add(commands: Parsers) -> None:
     parser = command(
         commands,
         "train",
-        "Train an agent from a config, or in an environment with the usual settings.",
+        "Train an agent from a config, or in an environment with default settings.",
         """
 CONFIG is a YAML file, or the name of a config that comes with the package (`rltransformers list` prints them).
 Any setting in it can be changed on the command line with its dotted name:
