@@ -430,7 +430,9 @@ class Backbone(nn.Module):
             state = self.without_cache(state)
             before = state.tensors["position"]
             rows = self.map_memories(state, lambda layer, memory, part: memory.with_keys(part, layer.keys_of, before))
-            return self.in_rings(rows)
+            rings, low = self.in_rings(rows), torch.is_autocast_enabled(before.device.type)
+            # Acting goes on where autocast may have ended.
+            return rings.map(lambda value: like(value, next(self.parameters()))) if low else rings
 
     def without_cache(self, state: State) -> State:
         """Training form of ``state``: layer inputs only."""

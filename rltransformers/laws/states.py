@@ -71,14 +71,17 @@ def saved_and_loaded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def autocast(case: Case, half: float = HALF) -> None:
-    """L10: under autocast, segments, their gradients and acting stay in the bound ``half`` of bfloat16."""
+    """L10: under autocast, segments, their gradients and acting stay in the bound ``half`` of bfloat16.
+
+    Acting goes on behind it from the memory of a segment under it, as it does where an update alone lies under it.
+    """
     with torch.no_grad():
         expected, _ = case.backbone(case.x, None, case.reset)
     bound = half * expected.abs().max()
     backbone, x = case.backbone.float(), case.x.float()
     few = 3  # calls of one token each; then the state of acting goes on with the rest
     with torch.autocast(x.device.type, torch.bfloat16):
-        segment, _ = backbone(x, None, case.reset)
+        segment, learned = backbone(x, None, case.reset)
         segment.float().square().mean().backward()
         acted, state = [], backbone.initial_state(len(x), cached=True)
         with torch.no_grad():
@@ -86,6 +89,10 @@ def autocast(case: Case, half: float = HALF) -> None:
                 y, state = backbone(x[:, place : place + 1], state, case.reset[:, place : place + 1])
                 acted.append(y)
             rest, after = backbone(x[:, few:], state, case.reset[:, few:])
+            carried = backbone.with_cache(learned.detach())
+    with torch.no_grad():
+        behind, _ = backbone(x[:, :1], carried, torch.zeros_like(case.reset[:, :1]))
+    require(behind.dtype == x.dtype, f"acting behind autocast is of {behind.dtype}")
     for what, value in (("segments", segment.detach()), ("acting", torch.cat([*acted, rest], 1))):
         require(value.isfinite().all(), f"outputs of {what} under autocast are not finite")
         error = (value.double() - expected).abs().max()

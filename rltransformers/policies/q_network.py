@@ -56,7 +56,7 @@ class EpsilonGreedyAction(CategoricalAction):
         """Of every action where ``epsilon`` is the rate of exploration."""
         allowed, best = output > 0.5 * MASKED, output.argmax(-1, keepdim=True)
         random = self.epsilon * allowed / allowed.sum(-1, keepdim=True).clamp(min=1)
-        return random.scatter_add(-1, best, torch.full_like(output[..., :1], 1.0 - self.epsilon))
+        return random.scatter_add(-1, best, torch.full_like(random[..., :1], 1.0 - self.epsilon))
 
     def distribution(self, output: Float[Tensor, "... A"]) -> dict[str, Tensor]:
         """Fields of ``PolicyOutput``: probabilities under ``epsilon``, and the values of all actions."""

@@ -239,3 +239,17 @@ def test_a_memoryless_network_learns_with_a_memory_that_is_encoded_again() -> No
     model = agent(strolls(), backbone={"memory": 0}, memory_refresh="update")
     model.learn(100)
     assert model._n_updates > 0
+
+
+@pytest.mark.parametrize("what", ["learn", "train"])
+def test_learning_and_updates_alone_run_under_autocast(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, under = agent(strolls()), GTrXLDQN
+    method = getattr(under, what)
+
+    def lowered(*arguments: Any, **keywords: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return method(*arguments, **keywords)
+
+    monkeypatch.setattr(under, what, lowered)
+    model.learn(10 * model.n_envs * 6)
+    assert model._n_updates > 0
