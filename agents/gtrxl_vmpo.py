@@ -32,7 +32,7 @@ from rltransformers.data.rollout import Recorded
 from rltransformers.functional.modules import approach
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.popart import PopArt
-from rltransformers.policies.steps import Acting, ActorCriticMachine
+from rltransformers.policies.steps import Acting
 from rltransformers.training import update
 from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
@@ -156,8 +156,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     def _setup_model(self) -> None:
         super()._setup_model()
         self.target = copy.deepcopy(self.policy).requires_grad_(False)
-        if self.acting == "compiled":
-            self.target.machine_code = ActorCriticMachine(self.target)
+        self._compile()
         kinds = self.policy.action_head.divergence_kinds()
         self.multipliers = Multipliers(self.eta_init, dict.fromkeys(kinds, self.alpha_init)).to(self.device)
         self.multiplier_optimizer = torch.optim.Adam(self.multipliers.parameters(), self.multiplier_learning_rate)

@@ -5,19 +5,22 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 
-from rltransformers.agents import GTrXLPPO
+from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLVMPO
+from rltransformers.data import load_trajectories
 from rltransformers.export.cache import VARIABLE
 
 BACKBONE = {"width": 8, "layers": 1, "heads": 2}
 
 
-def online(acting: str, **settings: Any) -> GTrXLPPO:
+def online(acting: str, kind: Any = GTrXLPPO, **settings: Any) -> Any:
     policy = {"backbone": {"memory": 4, **BACKBONE}}
     values: dict[str, Any] = {"n_steps": 32, "seed": 0, "device": "cpu", "acting": acting, "policy_kwargs": policy}
-    return GTrXLPPO("GTrXLPolicy", "CartPole-v1", **(values | settings))
+    return kind("GTrXLPolicy", "CartPole-v1", **(values | settings))
 
 
 def test_without_a_compiler_acting_goes_on_in_eager_mode_and_says_so_once(
@@ -32,8 +35,29 @@ def test_without_a_compiler_acting_goes_on_in_eager_mode_and_says_so_once(
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda agent: pickle.loads(pickle.dumps(agent))])
+@pytest.mark.parametrize("kind", [GTrXLPPO, GTrXLVMPO])
+def test_copies_of_an_agent_have_machine_code_of_their_own(kind: Any, copied: Any) -> None:
+    model = online("compiled", kind, updates="compiled")
+    other = copied(model)
+    for one, name in ((other, "_machine_code"), (other.policy, "machine_code"), (other._actor, "machine_code")):
+        assert getattr(one, name) is not None
+    assert other._machine_code._module is other.policy and other._actor.machine_code.step.policy is other._actor
+    assert copied(online("eager", kind)).policy.machine_code is None
+
+
 def test_copies_of_a_policy_leave_the_machine_code_behind() -> None:
     model = online("compiled")
     assert model.policy.machine_code is not None
     assert copy.deepcopy(model.policy).machine_code is None
     assert pickle.loads(pickle.dumps(model.policy.machine_code)) is None
+
+
+def test_copies_of_a_decision_transformer_have_machine_code_of_their_own() -> None:
+    data = [{"observations": np.zeros((3, 2), np.float32), "actions": np.zeros(2, np.int64), "rewards": np.ones(2)}]
+    spaces: dict[str, Any] = {"observation_space": Box(-1, 1, (2,)), "action_space": Discrete(2)}
+    episodes = load_trajectories([{**each, "terminations": [False, True]} for each in data], **spaces)
+    policy = {"backbone": BACKBONE}
+    model = DecisionTransformer("DTPolicy", episodes, acting="compiled", policy_kwargs=policy, device="cpu")
+    other = copy.deepcopy(model)
+    assert other.policy.machine_code is not None and other.policy.machine_code is not model.policy.machine_code

@@ -159,8 +159,15 @@ class StoredDecisionTransformer:
         self._optimizer = torch.optim.AdamW(
             groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
-        if settings.acting == "compiled":
-            self.policy.machine_code = DecisionMachine()
+        self._compile()
+
+    def _compile(self) -> None:
+        """Let the policy act as machine code where the settings say so; it keeps none in copies and files."""
+        self.policy.machine_code = DecisionMachine() if self.settings.acting == "compiled" else None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy
+        vars(self).update(state)
+        self._compile()
 
     @cached_property
     def sharing(self) -> Sharing:

@@ -62,12 +62,15 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         what = f"n_steps ({self.n_steps}) steps of {self.n_envs} environments need"
         check_memory(room, what, "lower n_steps or the number of environments", self.device)
         self._make_policy(self.popart)
-        compiles = self.updates == "compiled"
-        self._machine_code = compiled_evaluation(self.policy, self.gradient_window) if compiles else None
         self.rollout_buffer = RolloutBuffer(  # type: ignore[assignment]  # segments with memory in place of SB3's buffer
             self.n_envs, self.n_steps, self.policy.seen_leaves, self.action_space, self.device
         )
         self._begin_run()
+
+    def _compile(self) -> None:
+        super()._compile()
+        compiles = self.updates == "compiled"
+        self._machine_code = compiled_evaluation(self.policy, self.gradient_window) if compiles else None
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         """One segment of every environment; False when a callback ends training.

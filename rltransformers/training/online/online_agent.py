@@ -30,7 +30,6 @@ from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
-from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.training import normalization
 from rltransformers.training.actor import Actor
 from rltransformers.training.interval_log import check_callback
@@ -55,7 +54,6 @@ class OnlineAgent(StoredAgent):
     """
 
     policy: Any  # a MemoryPolicy; SB3 declares its own policy without memory
-    acting: str
     gamma: float
     scale_rewards: bool
 
@@ -154,8 +152,7 @@ class OnlineAgent(StoredAgent):
         if popart is not None:
             self.policy.normalize_values(popart)
         self.policy = self.policy.to(self.device)
-        if self.acting == "compiled":
-            self.policy.machine_code = ActorCriticMachine(self.policy)
+        self._compile()
 
     def _begin_run(self) -> None:
         self.carry = Carry(self.policy.initial_state(self.n_envs))

@@ -32,8 +32,10 @@ from rltransformers.core.ranges import Count, annotations, check, check_settings
 from rltransformers.core.spaces import space_from_json, space_to_json
 from rltransformers.envs.saving import restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import check_same_network, named_policy, policy_settings, stored_kwargs
+from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.policies.stored_size import check_stored_size
 from rltransformers.training import normalization
 from rltransformers.training.online.online_checkpoint import own_tensors, restore_learning, restore_place, tensors_of
@@ -82,6 +84,7 @@ class StoredAgent(BaseAlgorithm):
         parts: names of ``get_parameters``, and where a checkpoint holds each.
     """
 
+    acting: str
     kind: ClassVar[str]
     scheduled: ClassVar[tuple[str, ...]]
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
@@ -233,6 +236,17 @@ class StoredAgent(BaseAlgorithm):
         tensors = tensors_of(agent) | agent._own_tensors()
         if agent.sharing.is_leader:
             save_checkpoint(path, agent.kind, settings, tensors)
+
+    def _compile(self) -> None:
+        """Let policies act as machine code where the settings say so; they keep none in copies and files."""
+        for part in vars(self).values():
+            if isinstance(part, MemoryPolicy) and self.acting == "compiled":
+                part.machine_code = ActorCriticMachine(part)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy
+        vars(self).update(state)
+        if "policy" in state:
+            self._compile()
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return list(self.parts), []
