@@ -60,7 +60,7 @@ def reproduce(
             work.tell(wanted)
             return 0
         with closing(engine_of(engine, address)) as processes:
-            failed = work.do(wanted, processes, jobs or processes.slots)
+            failed = work.do(wanted, processes, jobs)
     for path in report.write(suite, work.results):
         print(f"written  {shown(path)}")
     return failed
@@ -112,10 +112,14 @@ class Work:
         for cell in missing:
             print(f"  {cell}  {shown(self.folder(cell))}")
 
-    def do(self, wanted: Sequence[Cell], engine: Engine, jobs: int) -> int:
+    def do(self, wanted: Sequence[Cell], engine: Engine, jobs: int | None) -> int:
         """Run what is missing, ``jobs`` at a time; the number of cells that failed."""
         done = current(self.suite, read_rows(self.csv))
         missing = [cell for cell in wanted if cell.key not in done and not self._collected(cell)]
+        if not missing:
+            print(self._counts(wanted, missing))
+            return 0
+        jobs = jobs or engine.slots
         seconds = remaining(missing, done.values(), jobs)
         print(
             f"{self._counts(wanted, missing)}, {jobs} at a time{about(seconds)}; "

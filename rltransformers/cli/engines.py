@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import chdir
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -53,7 +54,8 @@ class Job(Protocol):
 class Engine(Protocol):
     """Starts what is ordered, at once or as soon as one of its ``slots`` is free: as many as there are cores."""
 
-    slots: int
+    @property
+    def slots(self) -> int: ...
 
     def start(self, order: Order) -> Job: ...
 
@@ -100,8 +102,9 @@ class LocalJob(Job):
 class LocalEngine(Engine):
     """The cores of this machine that this process may use."""
 
-    def __init__(self) -> None:
-        self.slots = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    @property
+    def slots(self) -> int:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def start(self, order: Order) -> LocalJob:
         return LocalJob(order)
@@ -151,17 +154,24 @@ class RayEngine(Engine):
     file system is shared, all others begin anew.
 
     ``address`` is that of a running cluster ("auto" for the one this machine belongs to); None starts Ray on this
-    machine alone, and ends it with the engine. Raises MissingExtraError without Ray, ConfigError where nothing answers.
+    machine alone, and ends it with the engine. Raises MissingExtraError without Ray. The first look at ``slots`` or the
+    first process connects to it; ConfigError where nothing answers.
     """
 
     def __init__(self, address: str | None = None) -> None:
-        self.ray = require("ray", "ray")
+        require("ray", "ray")
+        self.address = address
+
+    @cached_property
+    def ray(self) -> Any:
+        """Ray, connected to the cluster."""
+        address, ray = self.address, require("ray", "ray")
         try:
             if address is not None and address != "auto":
                 knock(address)
             dashboard = None if address else False
             with chdir(sys.prefix):  # Ray puts the current folder onto the path of its workers
-                self.ray.init(
+                ray.init(
                     address=address or "local",
                     include_dashboard=dashboard,
                     log_to_driver=False,
@@ -172,18 +182,23 @@ class RayEngine(Engine):
                 f"no Ray cluster answers at {address!r} ({one_line(error)}); start one with `ray start --head`, or "
                 "leave out --address to use this machine alone"
             ) from error
-        self.slots = int(self.ray.cluster_resources().get("CPU", 1))
-        self.task = self.ray.remote(num_cpus=1, max_retries=RETRIES)(run)
+        return ray
+
+    @property
+    def slots(self) -> int:
+        return int(self.ray.cluster_resources().get("CPU", 1))
 
     def start(self, order: Order) -> RayJob:
-        return RayJob(self.ray, self.task.remote(order), order)
+        task = self.ray.remote(num_cpus=1, max_retries=RETRIES)(run)
+        return RayJob(self.ray, task.remote(order), order)
 
     def close(self) -> None:
-        self.ray.shutdown()
+        if "ray" in vars(self):
+            self.ray.shutdown()
 
 
 def engine_of(name: str, address: str | None) -> Engine:
-    """The engine "local" or "ray"; raises ConfigError for an address without Ray, and as ``RayEngine``."""
+    """The engine "local" or "ray"; raises ConfigError for an address without Ray."""
     if name == "ray":
         return RayEngine(address)
     if address is not None:
@@ -194,21 +209,22 @@ def engine_of(name: str, address: str | None) -> Engine:
 def carry_out(
     engine: Engine,
     orders: Iterable[tuple[Key, Order]],
-    jobs: int,
+    jobs: int | None,
     ended: Callable[[Key, int], None],
     watch: Callable[[Key, Job], None] = lambda key, job: None,
 ) -> None:
     """Run what is ordered, ``jobs`` at a time, and call ``ended`` with the exit status of each.
 
-    An order is taken from ``orders``, each with its name, when there is room for it, so ``ended`` can change what comes
-    next. ``watch`` is called again and again for every process that runs, and once more behind its end. An exception
-    of one of the three stops all processes at once and waits for them.
+    ``jobs`` None is the number of slots. An order is taken from ``orders``, each with its name, when there is room for
+    it, so ``ended`` can change what comes next. ``watch`` is called again and again for every process that runs, and
+    once more behind its end. An exception of one of the three stops all processes at once and waits for them.
 
     Raises:
         Stopped: for SIGINT, SIGTERM or SIGHUP, when all processes have ended; each is asked to as often as a signal
             comes, and none begins behind it. Also when a process got the signal a moment before this one did.
     """
-    waiting = iter(orders)
+    slots = engine.slots  # an engine that does not answer says so before anything is ordered
+    jobs, waiting = jobs or slots, iter(orders)
     running: dict[Key, Job] = {}
     signals: list[int] = []
 

@@ -19,7 +19,9 @@ Key = tuple[str, int]
 """Name of a variant (empty where there is one config) and seed."""
 
 
-def train_seeds(config: ExperimentConfig, name: str, seeds: Sequence[int], engine: Engine, jobs: int) -> list[Run]:
+def train_seeds(
+    config: ExperimentConfig, name: str, seeds: Sequence[int], engine: Engine, jobs: int | None
+) -> list[Run]:
     """Train with every seed, ``jobs`` at a time, each in the run folder ``name``-seed<seed>.
 
     When a run fails, those that train come to their end, no other begins, and ConfigError is raised.
@@ -36,7 +38,7 @@ def train_seeds(config: ExperimentConfig, name: str, seeds: Sequence[int], engin
 
 
 def train_runs(
-    orders: Mapping[Key, Callable[[], Order]], engine: Engine, jobs: int
+    orders: Mapping[Key, Callable[[], Order]], engine: Engine, jobs: int | None
 ) -> tuple[dict[Key, Run], dict[Key, int]]:
     """Train what is ordered, ``jobs`` at a time; the runs that ended well, and the exit codes of the others.
 
@@ -57,7 +59,7 @@ def train_runs(
 
     def relay(key: Key, job: Job) -> None:
         for line in logs[key].new():
-            print(f"{label(key)}: {line}" if jobs > 1 else line, file=sys.stderr, flush=True)
+            print(f"{label(key)}: {line}" if jobs != 1 else line, file=sys.stderr, flush=True)
 
     def end(key: Key, status: int) -> None:
         outcome = reports[key].close()
@@ -66,7 +68,8 @@ def train_runs(
         else:
             failed[key] = status
 
-    carry_out(engine, begin(), jobs, end, relay)
+    if orders:  # an engine may take long to start
+        carry_out(engine, begin(), jobs, end, relay)
     return done, failed
 
 

@@ -23,7 +23,7 @@ from rltransformers.training.runs.run_folder import RunFolder
 
 
 def train_variants(
-    name: str, variants: Sequence[Variant], seeds: Sequence[int], engine: Engine, jobs: int, trusted: bool
+    name: str, variants: Sequence[Variant], seeds: Sequence[int], engine: Engine, jobs: int | None, trusted: bool
 ) -> tuple[Comparison, str]:
     """Train every variant with every seed in the folder ``name``, ``jobs`` runs at a time, and compare them.
 

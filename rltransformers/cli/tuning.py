@@ -20,7 +20,13 @@ from rltransformers.training.runs.experiment import AROUND, OneOf, build_experim
 
 
 def tune(
-    name: str, base: Mapping[str, Any], space: Mapping[str, Any], search: Search, engine: Engine, jobs: int, trials: int
+    name: str,
+    base: Mapping[str, Any],
+    space: Mapping[str, Any],
+    search: Search,
+    engine: Engine,
+    jobs: int | None,
+    trials: int,
 ) -> dict[str, Any]:
     """Run trials in the folder ``name`` until there are so many, and write the config of the best as best.yaml.
 
@@ -118,12 +124,13 @@ class _Trials:
         ended, trials = (self.states.COMPLETE, self.states.PRUNED), self.study.get_trials(deepcopy=False)
         return [each for each in trials if each.state in ended or "refused" in each.user_attrs]
 
-    def go_on(self, trials: int, engine: Engine, jobs: int) -> None:
+    def go_on(self, trials: int, engine: Engine, jobs: int | None) -> None:
         """Train until ``trials`` have ended, ``jobs`` at a time; those that a signal stops begin anew later."""
         if not self.every:
             runs.say("evaluation.every is 0: without evaluations on the way no trial is stopped early")
         try:
-            carry_out(engine, self._orders(trials), jobs, self._end, self._listen)
+            if len(self.past_trials()) < trials:
+                carry_out(engine, self._orders(trials), jobs, self._end, self._listen)
         except BaseException:
             for trial in self._begun():
                 self.study.tell(trial, state=self.states.FAIL)

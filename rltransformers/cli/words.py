@@ -167,9 +167,9 @@ def add_engine(
     )
 
 
-def jobs_of(arguments: argparse.Namespace, engine: Any) -> int:
-    """How many processes ``engine`` runs at a time, as the flags of ``add_engine`` say."""
-    return int(arguments.jobs or (1 if arguments.engine == "local" else engine.slots))
+def jobs_of(arguments: argparse.Namespace) -> int | None:
+    """How many processes run at a time, as the flags of ``add_engine`` say; None: as many as the engine has slots."""
+    return arguments.jobs or (1 if arguments.engine == "local" else None)
 
 
 def add_episodes(parser: argparse.ArgumentParser, episodes: str) -> None:

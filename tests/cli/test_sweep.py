@@ -163,7 +163,9 @@ def test_names_become_folders_that_are_not_too_long() -> None:
 
 
 @pytest.mark.usefixtures("copies")
-def test_a_sweep_trains_what_is_missing_and_ends_with_the_table_of_compare(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_trains_what_is_missing_and_ends_with_the_table_of_compare(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = run(capsys, *MEMORIES)
     names = [f"backbone.memory-{memory}-seed{seed}" for memory in (0, 5) for seed in (0, 1)]
     folders = runs_of("runs/online-sweep")
@@ -182,6 +184,7 @@ def test_a_sweep_trains_what_is_missing_and_ends_with_the_table_of_compare(capsy
     assert folders[names[0]].evaluation.is_file() and folders[names[0]].evaluations.read_text() == evaluations
     changed = {name for name in names if folders[name].last.stat().st_mtime_ns != before[name]}
     assert names[1] in changed and not changed & set(names[2:]) and list(runs_of("runs/online-sweep")) == names
+    monkeypatch.setattr(Copies, "slots", property(lambda engine: pytest.fail("an engine starts for finished runs")))
     told = json.loads(run(capsys, *MEMORIES, "--json"))
     assert [group["group"] for group in told["groups"]] == ["backbone.memory=5", "backbone.memory=0"]
     assert [group["seeds"] for group in told["groups"]] == [[0, 1], [0, 1]]

@@ -128,14 +128,16 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Planted:
 
 
 def test_a_study_finds_the_best_config_and_goes_on_where_it_stopped(
-    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("tune", "online.yaml", *RATES, "--json", "--evaluation.every", "0")
     first = json.loads(run(capsys, *words, "--trials", "3"))
     assert len(planted.ran) == len(first["trials"]) == 3
     whole = json.loads(run(capsys, *words, "--trials", "5"))
     assert len(planted.ran) == len(whole["trials"]) == 5 and whole["trials"][:3] == first["trials"]
-    assert json.loads(run(capsys, *words, "--trials", "5")) == whole and len(planted.ran) == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(Planted, "slots", property(lambda engine: pytest.fail("an engine starts for finished trials")))
+        assert json.loads(run(capsys, *words, "--trials", "5")) == whole and len(planted.ran) == 5
     rates = [config.algorithm["learning_rate"] for config in planted.ran]
     assert all(1e-5 <= rate <= 1e-1 for rate in rates) and len(set(rates)) == 5
     nearest = min(rates, key=lambda rate: abs(rate - 0.001))

@@ -197,8 +197,7 @@ def _train_variants(arguments: argparse.Namespace) -> None:
     from rltransformers.cli.sweep import train_variants
 
     with closing(engine_of(arguments.engine, arguments.address)) as engine:
-        jobs = jobs_of(arguments, engine)
-        comparison, failed = train_variants(name, variants, seeds, engine, jobs, arguments.trust)
+        comparison, failed = train_variants(name, variants, seeds, engine, jobs_of(arguments), arguments.trust)
     if arguments.json:
         print_json({"groups": comparison.summary(), "notes": list(comparison.notes)})
     else:
@@ -214,7 +213,7 @@ def _train_seeds(arguments: argparse.Namespace, name: str, config: ExperimentCon
 
     seeds = _seeds(config, arguments.seeds)
     with closing(engine_of(arguments.engine, arguments.address)) as engine:
-        runs = train_seeds(config, arguments.name or name, seeds, engine, jobs_of(arguments, engine))
+        runs = train_seeds(config, arguments.name or name, seeds, engine, jobs_of(arguments))
     if arguments.json:
         print_json({"runs": runs, "seeds": seeds_summary(runs)})
     else:

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.cli.tuning import as_text, tune
 
     with closing(engine_of(arguments.engine, arguments.address)) as engine:
-        trials, jobs = arguments.trials or settings.trials, jobs_of(arguments, engine)
+        trials, jobs = arguments.trials or settings.trials, jobs_of(arguments)
         summary = tune(name, base, space, search, engine, jobs, trials)
     if arguments.json:
         print_json(summary)
