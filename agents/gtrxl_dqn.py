@@ -18,7 +18,7 @@ from rltransformers.algorithms.dqn import DQNLoss, Steps, dqn_loss, q_targets, s
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.data.replay import SegmentReplay
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.policy_state import PolicyState
 from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.online import replay_data

@@ -42,7 +42,7 @@ from rltransformers.core.ranges import (
     strict,
 )
 from rltransformers.data.replay import Window
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.policy_state import PolicyState
 from rltransformers.policies.sac_policy import GTrXLSACPolicy, TrunkEvaluation
 from rltransformers.policies.soft_head import Drawn
 from rltransformers.policies.steps import Acting

@@ -38,7 +38,7 @@ from rltransformers.data.rollout import Recorded
 from rltransformers.functional.modules import masked_mean
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decision_network import DecisionPolicy
-from rltransformers.policies.memory_policy import StepInputs
+from rltransformers.policies.policy_state import StepInputs
 from rltransformers.policies.steps import ActorCriticMachine
 
 FOLDER = RESULTS / "gpu"

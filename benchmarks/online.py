@@ -25,7 +25,7 @@ from rltransformers.agents import GTrXLPPO
 from rltransformers.algorithms.ppo import Estimates, PPOWeights, ppo_loss
 from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.policy_state import PolicyState
 from rltransformers.policies.steps import Acting, ActorCriticMachine
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (8,), np.float32)

@@ -22,9 +22,9 @@ from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import annotations, check, check_settings
 from rltransformers.envs.make import check_wrapper
-from rltransformers.policies.memory_policy import check_dropout
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
+from rltransformers.policies.token_backbone import check_dropout
 from rltransformers.training.offline.settings import PolicySettings, backbone_config
 from rltransformers.training.online.on_policy_agent import check_batch_size
 from rltransformers.training.online.online_agent import OnlineAgent

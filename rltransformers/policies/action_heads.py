@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import shown
-from rltransformers.core.spaces import Space, check_supported, check_width, leaf_spaces
+from rltransformers.core.spaces import Space, box_bounds, check_supported, check_width, leaf_spaces
 from rltransformers.core.spec import Choice
 from rltransformers.core.values import NOT_FINITE, all_finite, finite, named
 from rltransformers.policies.action_leaves import (
@@ -301,3 +301,14 @@ def blank_invalid(
 
 def _total(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+def check_action_space(space: Space) -> None:
+    """Raise ConfigError unless an action head for ``space`` exists; a Box needs finite bounds."""
+    check_supported(space, "action")
+    for path, leaf in leaf_spaces(space).items():
+        if isinstance(leaf, spaces.Box) and not np.isfinite(box_bounds(leaf)).all():
+            at = f" at {path!r}" if path else ""
+            raise ConfigError(
+                f"a Box action space needs finite bounds, got {leaf}{at}; rescale the action with a wrapper"
+            )

@@ -20,21 +20,14 @@ from rltransformers.data.rollout import Segment
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
 from rltransformers.policies.extractors import Extractor
-from rltransformers.policies.memory_policy import (
-    NOTHING,
-    AdamOptions,
-    MemoryPolicy,
-    PolicyState,
-    StepInputs,
-    add_losses,
-    hidden_layer,
-    weighted_losses,
-)
+from rltransformers.policies.memory_policy import NOTHING, AdamOptions, MemoryPolicy
 from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.own_policies import decay_groups, over
+from rltransformers.policies.policy_state import PolicyState, StepInputs
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.registered import check_alike
+from rltransformers.policies.token_backbone import add_losses, hidden_layer, weighted_losses
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Base of policies with memory, whatever trains them: the state, how steps and observations go in.
+"""Base of policies with memory, whatever trains them: how they act, evaluate sequences, and go into files.
 
 Axes: B environments, T steps, W token width, A action numbers. One forward pass serves acting (T = 1, cached memory)
 and training (whole segments), so that both compute the same function.
@@ -8,18 +8,16 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partialmethod
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypedDict
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Self, TypedDict
 
 import numpy as np
 import torch
 from annotated_types import Ge, Le, Lt
-from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
-from torch import Tensor, nn
+from torch import Tensor
 
-from rltransformers.backbone import Backbone, BackboneConfig, Record, State
+from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.backbone.state import Tables, part_of, prefixed
 from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, mask_space, masks_of_step, observes_mask
 from rltransformers.core.checkpoint import contents_of, load_checkpoint, restore_weights, save_checkpoint
@@ -29,7 +27,6 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import Fraction, Weight, check, shown, strict
 from rltransformers.core.spaces import (
     Space,
-    box_bounds,
     check_supported,
     check_width,
     leaf_spaces,
@@ -38,12 +35,11 @@ from rltransformers.core.spaces import (
     space_to_json,
 )
 from rltransformers.core.values import NOT_FINITE, to_tensor
-from rltransformers.data.rollout import Leaves, action_layout, observation_layout
+from rltransformers.data.rollout import action_layout, observation_layout
 from rltransformers.functional.call import EVERY
 from rltransformers.memory.interface import Cached
-from rltransformers.policies.action_heads import ActionHead, as_arrays, blank_invalid
+from rltransformers.policies.action_heads import ActionHead, as_arrays, blank_invalid, check_action_space
 from rltransformers.policies.deep_losses import Targets, tell_deep_losses
-from rltransformers.policies.encoders import ObservationEncoder, Observed, observe, unbounded
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.observations import (
     StateWatch,
@@ -54,13 +50,14 @@ from rltransformers.policies.observations import (
     fit_sequences,
     fit_starts,
     flat_masks,
-    task_leaf,
     tree_space,
 )
-from rltransformers.policies.observed import Encoding, observation_parts, read_observation
+from rltransformers.policies.observed import read_observation
 from rltransformers.policies.output import PolicyOutput
 from rltransformers.policies.own_policies import GIVEN_FIRST, policy_settings, stored_kwargs
+from rltransformers.policies.policy_state import PolicyState, StepInputs, with_reward
 from rltransformers.policies.stored_size import check_stored_size
+from rltransformers.policies.token_backbone import TokenBackbone, add_losses, check_dropout, weighted_losses
 
 NOTHING = slice(0, 0)  # ask for no outputs, only for the memory after all steps
 Decay = Annotated[float, Ge(0), Lt(1)]
@@ -74,93 +71,6 @@ class AdamOptions(TypedDict, total=False):
     weight_decay: Weight
     amsgrad: bool
     fused: bool
-
-
-@dataclass(frozen=True)
-class PolicyState:
-    """State of a policy in every environment: the memory of its backbones and the step before this one.
-
-    Rows can be chosen with ``state[index]``. It is passed in and returned, and never changed in place.
-    """
-
-    actor: State
-    critic: State | None  # None: the value shares the actor's backbone
-    previous_action: Leaves  # by leaf path, [B, leaf shape]
-    previous_reward: Tensor  # [B]
-
-    def __repr__(self) -> str:
-        critic = "" if self.critic is None else f", critic {self.critic}"
-        return f"PolicyState(batch {self.batch_size}, actor {self.actor}{critic})"
-
-    @property
-    def batch_size(self) -> int:
-        return int(self.previous_reward.shape[0])
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "PolicyState":
-        """``function`` of every tensor."""
-        critic = None if self.critic is None else self.critic.map(function)
-        action = {path: function(leaf) for path, leaf in self.previous_action.items()}
-        return PolicyState(self.actor.map(function), critic, action, function(self.previous_reward))
-
-    clone = partialmethod(map, Tensor.clone)
-
-    def __getitem__(self, rows: Tensor) -> "PolicyState":
-        return self.map(lambda tensor: tensor[rows])
-
-    def inputs(
-        self, observations: Mapping[str, Tensor], actions: Mapping[str, Tensor], rewards: Tensor, first: Tensor
-    ) -> "StepInputs":
-        """Inputs of the T steps behind this state, with actions by path [B, T, leaf shape] and rewards [B, T]."""
-        before = {path: leaf.unsqueeze(1) for path, leaf in self.previous_action.items()}
-        actions = {path: torch.cat([before[path], leaf[:, :-1]], 1) for path, leaf in actions.items()}
-        rewards = torch.cat([self.previous_reward.unsqueeze(1), rewards[:, :-1]], 1)
-        return StepInputs(observations, actions, rewards, first)
-
-    def after(self, actions: Mapping[str, Tensor], rewards: Tensor) -> "PolicyState":
-        """The state with the last of T actions and rewards; its memory already is the one behind them."""
-        last = {path: leaf[:, -1] for path, leaf in actions.items()}
-        return PolicyState(self.actor, self.critic, last, rewards[:, -1])
-
-    def tensors(self) -> dict[str, Any]:
-        """Every tensor by name, for checkpoints."""
-        critic = None if self.critic is None else self.critic.tensors
-        return vars(self) | {"actor": self.actor.tensors, "critic": critic}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Any]) -> "PolicyState":
-        """The inverse of ``tensors``."""
-        critic = None if tensors["critic"] is None else State(tensors["critic"])
-        return cls(**{**tensors, "actor": State(tensors["actor"]), "critic": critic})
-
-
-class StepInputs(NamedTuple):
-    """What a network reads of steps [B, ...] or [B, T, ...].
-
-    Actions and rewards are those of the step before each step, and not read where ``first`` is True.
-    """
-
-    observations: Mapping[str, Tensor]  # by leaf path
-    previous_actions: Mapping[str, Tensor]  # by leaf path
-    previous_rewards: Tensor
-    first: Tensor  # bool, where an episode begins
-
-    def part(self, steps: slice) -> "StepInputs":
-        """Those of some of the T steps."""
-        return StepInputs(
-            {path: leaf[:, steps] for path, leaf in self.observations.items()},
-            {path: leaf[:, steps] for path, leaf in self.previous_actions.items()},
-            self.previous_rewards[:, steps],
-            self.first[:, steps],
-        )
-
-
-def check_dropout(config: BackboneConfig) -> None:
-    """Raise ConfigError for a backbone with dropout, which no online agent can learn with."""
-    if config.dropout > 0:
-        raise ConfigError(
-            f"dropout is {config.dropout}, but must be 0 online: with it the action probabilities of "
-            "rollout and update differ; set policy_kwargs backbone dropout to 0"
-        )
 
 
 class MemoryPolicy(BasePolicy):
@@ -250,7 +160,7 @@ class MemoryPolicy(BasePolicy):
         tables = prefixed("actor", self.actor.backbone.tables())
         return tables if self.critic is None else tables | prefixed("critic", self.critic.backbone.tables())
 
-    def backbones(self) -> list["TokenBackbone"]:
+    def backbones(self) -> list[TokenBackbone]:
         """The actor's and, where it has its own, the critic's backbone."""
         return [self.actor] if self.critic is None else [self.actor, self.critic]
 
@@ -506,7 +416,7 @@ class MemoryPolicy(BasePolicy):
             after = self.with_cache(after.after(taken, gains).map(Tensor.detach))
             return PolicyOutput.of(self.action_space, fields, after)
 
-    def tell_deep_losses(self, result: Any, targets: Targets, part: "TokenBackbone | None" = None) -> None:
+    def tell_deep_losses(self, result: Any, targets: Targets, part: TokenBackbone | None = None) -> None:
         """Add the losses of the features behind inner layers to an evaluation, whose record holds these features.
 
         ``part`` made them, by default the actor.
@@ -613,109 +523,3 @@ class MemoryPolicy(BasePolicy):
 
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
         raise ConfigError("a policy with memory needs a state: call predict(observation, state, episode_start)")
-
-
-class TokenBackbone(nn.Module):
-    """Encoders of everything a step may show, summed into one token, and the backbone that reads the tokens."""
-
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        config: BackboneConfig,
-        encoding: Encoding,
-        previous_action: bool,
-        previous_reward: bool,
-        first_step: bool,
-    ) -> None:
-        super().__init__()
-        width = config.width
-        self.observation, self.elements = observation_parts(observation_space, config, encoding)
-        # Sampled actions of a Box are in units of the head, in which its bounds say nothing.
-        boxes = [path for path, leaf in leaf_spaces(action_space).items() if isinstance(leaf, spaces.Box)]
-        actions = unbounded(action_space, boxes)
-        self.previous_action = ObservationEncoder(actions, width) if previous_action else None
-        self.previous_reward = nn.Linear(1, width) if previous_reward else None
-        self.first_step = nn.Parameter(torch.randn(width) / math.sqrt(width)) if first_step else None
-        self.backbone = Backbone(config)
-        self.task = task_leaf(observation_space, config.tasks)
-
-    def tokens(self, inputs: StepInputs) -> Observed:
-        """Tokens [..., W], and the elements of their observations."""
-        tokens, elements = observe(self.observation, self.elements, inputs.observations)
-        if self.previous_action is None and self.previous_reward is None and self.first_step is None:
-            return Observed(tokens, elements)
-        later = (~inputs.first).unsqueeze(-1).to(tokens.dtype)
-        if self.previous_action is not None:
-            tokens = tokens + later * self.previous_action(inputs.previous_actions)
-        if self.previous_reward is not None:
-            tokens = tokens + later * self.previous_reward(inputs.previous_rewards.unsqueeze(-1).to(tokens.dtype))
-        if self.first_step is not None:
-            tokens = tokens + (1.0 - later) * self.first_step
-        return Observed(tokens, elements)
-
-    def forward(
-        self, inputs: StepInputs, state: State | None, record: Record | None, wanted: slice = EVERY
-    ) -> tuple[Tensor, State]:
-        """Features of the ``wanted`` steps, and the memory after all of them."""
-        seen = self.tokens(inputs)
-        task = None if self.task is None else self.task.read(inputs.observations)
-        context = seen.context() if self.backbone.reads_context else None
-        features, memory = self.backbone(
-            seen.token, state, inputs.first, task=task, context=context, wanted=wanted, record=record
-        )
-        return features, memory
-
-    def step(
-        self, inputs: StepInputs, state: State, tables: dict[str, Tensor], overwrites: bool
-    ) -> tuple[Tensor, State]:
-        """Features [B, W] of one step of every environment, and the memory after it; see ``Backbone.step``."""
-        seen = self.tokens(inputs)
-        task = None if self.task is None else self.task.read(inputs.observations).unsqueeze(1)
-        context = seen.at_once().context() if self.backbone.reads_context else None
-        token, reset = seen.token.unsqueeze(1), inputs.first.unsqueeze(1)
-        features, memory = self.backbone.step(
-            token, state, reset, task=task, context=context, tables=tables, overwrites=overwrites
-        )
-        return features.squeeze(1), memory
-
-
-def hidden_layer(width: int, head_width: int) -> tuple[nn.Module, int]:
-    """One layer of tanh units in front of a head and its width; without units the features themselves."""
-    if head_width == 0:
-        return nn.Identity(), width
-    hidden = nn.Linear(width, head_width)
-    BasePolicy.init_weights(hidden, gain=math.sqrt(2.0))
-    return nn.Sequential(hidden, nn.Tanh()), head_width
-
-
-def weighted_losses(backbone: Backbone, record: Record) -> Tensor | None:
-    """The weighted sum of the auxiliary losses in a record; None where there is none."""
-    weights, losses = backbone.aux_weights, record.losses
-    weighted = [weights[name] * loss for name, loss in losses.items() if name in weights]
-    return torch.stack(weighted).sum() if weighted else None
-
-
-def add_losses(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """The sum of two losses that may be missing."""
-    return b if a is None else (a if b is None else a + b)
-
-
-def with_reward(state: PolicyState, rewards: Any) -> PolicyState:
-    """The state after the environment answered the last action with ``rewards`` [B]."""
-    held = state.previous_reward
-    tensor = to_tensor(rewards, held.device, held.dtype)
-    if tensor.shape != held.shape:
-        tensor = tensor.reshape(held.shape)
-    return PolicyState(state.actor, state.critic, state.previous_action, tensor)
-
-
-def check_action_space(space: Space) -> None:
-    """Raise ConfigError unless an action head for ``space`` exists; a Box needs finite bounds."""
-    check_supported(space, "action")
-    for path, leaf in leaf_spaces(space).items():
-        if isinstance(leaf, spaces.Box) and not np.isfinite(box_bounds(leaf)).all():
-            at = f" at {path!r}" if path else ""
-            raise ConfigError(
-                f"a Box action space needs finite bounds, got {leaf}{at}; rescale the action with a wrapper"
-            )

@@ -25,9 +25,10 @@ from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import LEAST, MASKED, CategoricalAction
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
 from rltransformers.policies.extractors import Extractor
-from rltransformers.policies.memory_policy import AdamOptions, TokenBackbone, hidden_layer, weighted_losses
+from rltransformers.policies.memory_policy import AdamOptions
 from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.replay_policy import ReplayPolicy
+from rltransformers.policies.token_backbone import TokenBackbone, hidden_layer, weighted_losses
 
 
 class EpsilonGreedyAction(CategoricalAction):

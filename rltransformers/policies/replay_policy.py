@@ -16,16 +16,11 @@ from rltransformers.backbone import Record, State
 from rltransformers.core.spaces import Space
 from rltransformers.data.replay import Window
 from rltransformers.functional.modules import approach
-from rltransformers.policies.memory_policy import (
-    NOTHING,
-    AdamOptions,
-    MemoryPolicy,
-    PolicyState,
-    StepInputs,
-    TokenBackbone,
-)
+from rltransformers.policies.memory_policy import NOTHING, AdamOptions, MemoryPolicy
 from rltransformers.policies.own_policies import decay_groups, over
+from rltransformers.policies.policy_state import PolicyState, StepInputs
 from rltransformers.policies.registered import check_alike
+from rltransformers.policies.token_backbone import TokenBackbone
 
 
 class ReplayPolicy(MemoryPolicy):

@@ -23,11 +23,12 @@ from rltransformers.data.replay import Window
 from rltransformers.policies.deep_losses import Targets, predicts_later
 from rltransformers.policies.encoders import unbounded
 from rltransformers.policies.extractors import Extractor
-from rltransformers.policies.memory_policy import AdamOptions, TokenBackbone, weighted_losses
+from rltransformers.policies.memory_policy import AdamOptions
 from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.own_policies import decay_groups
 from rltransformers.policies.replay_policy import ReplayPolicy
 from rltransformers.policies.soft_head import Drawn, SoftCritics, SoftHead
+from rltransformers.policies.token_backbone import TokenBackbone, weighted_losses
 
 
 @dataclass

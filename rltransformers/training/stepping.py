@@ -20,9 +20,10 @@ from rltransformers.core.values import check_observations, finite, numbers, to_t
 from rltransformers.export.reading import Arrays, read_step
 from rltransformers.policies.action_heads import Noise, NoiseType, as_arrays, noise_of
 from rltransformers.policies.decider import ActingState, Decider
-from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
+from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.observations import check_state
 from rltransformers.policies.output import OF_ACTIONS, OF_LEAVES, Kinds
+from rltransformers.policies.policy_state import PolicyState, with_reward
 from rltransformers.policies.returns import finite_targets
 from rltransformers.policies.shipping import Scaling, longest_episode
 from rltransformers.policies.steps import leaf_name, leaves_of

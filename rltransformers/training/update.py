@@ -22,7 +22,8 @@ from rltransformers.core.world import Sharing, rows_of
 from rltransformers.data.rollout import Recorded, Segment
 from rltransformers.export.evaluation import CompiledEvaluation
 from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
-from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
+from rltransformers.policies.memory_policy import MemoryPolicy
+from rltransformers.policies.policy_state import PolicyState
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.q_network import QEvaluation
 from rltransformers.policies.sac_policy import TrunkEvaluation

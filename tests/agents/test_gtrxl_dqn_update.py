@@ -16,7 +16,7 @@ from torch import Tensor
 from rltransformers.agents import GTrXLDQN
 from rltransformers.backbone import Record
 from rltransformers.data.replay import Window
-from rltransformers.policies.memory_policy import StepInputs
+from rltransformers.policies.policy_state import StepInputs
 from rltransformers.policies.q_network import GTrXLQPolicy
 from tests.agents.replayed import SEGMENT, agent, collect, replay_of, strolls, train_on
 from tests.agents.tiny_envs import AnySpace

@@ -64,7 +64,7 @@ from rltransformers.backbone import PRESETS
 from rltransformers.core.errors import ConfigError
 from rltransformers.data.rollout import Segment
 from rltransformers.policies.actor_critic import Evaluation
-from rltransformers.policies.memory_policy import PolicyState, StepInputs
+from rltransformers.policies.policy_state import PolicyState, StepInputs
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from tests.agents.rollouts import ACTING, ON_POLICY, StopsAt, loud, rollout
 from tests.agents.tiny_envs import AnySpace, Steady, Walk

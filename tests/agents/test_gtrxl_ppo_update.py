@@ -21,7 +21,7 @@ from rltransformers.agents import GTrXLPPO
 from rltransformers.backbone import Record, State
 from rltransformers.data.rollout import Segment
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.memory_policy import PolicyState, StepInputs
+from rltransformers.policies.policy_state import PolicyState, StepInputs
 from rltransformers.training import update
 from tests.agents.rollouts import loud, rollout
 from tests.agents.tiny_envs import AnySpace, Walk

@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import Tensor
 
 from rltransformers.data.replay import Window
-from rltransformers.policies.memory_policy import StepInputs
+from rltransformers.policies.policy_state import StepInputs
 from tests.agents.replayed import SEGMENT, collect, replay_of, train_on
 from tests.agents.soft import BOX, SPACES, soft, walks
 from tests.agents.tiny_envs import AnySpace

@@ -15,7 +15,7 @@ from torch import Tensor
 from rltransformers.agents import GTrXLVMPO
 from rltransformers.backbone import PRESETS
 from rltransformers.core.errors import ConfigError
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.policy_state import PolicyState
 from tests.agents.rollouts import ACTING, StopsAt, loud, rollout
 from tests.agents.test_gtrxl_ppo_laws import SIZES
 from tests.agents.tiny_envs import AnySpace, Steady, Walk

@@ -30,7 +30,8 @@ from rltransformers.look.data import action_kind, round_numbers
 from rltransformers.look.pack import compress, pack_attention
 from rltransformers.look.page import LARGEST_PAGE, as_json, page
 from rltransformers.look.watch import Episode, by_step, play
-from rltransformers.policies.memory_policy import MemoryPolicy, StepInputs
+from rltransformers.policies.memory_policy import MemoryPolicy
+from rltransformers.policies.policy_state import StepInputs
 from rltransformers.training.evaluation import evaluate_online
 from tests.cli.test_runs import refused, run, work
 

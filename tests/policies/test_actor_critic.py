@@ -12,8 +12,8 @@ from torch import Tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy
-from rltransformers.policies.memory_policy import PolicyState, StepInputs, with_reward
 from rltransformers.policies.observations import fit_observation
+from rltransformers.policies.policy_state import PolicyState, StepInputs, with_reward
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,))
 ACTIONS: dict[str, gym.Space[Any]] = {

@@ -11,7 +11,7 @@ from rltransformers.backbone.state import prefixed
 from rltransformers.export.graphs import GraphStep
 from rltransformers.policies import steps
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.memory_policy import PolicyState, with_reward
+from rltransformers.policies.policy_state import PolicyState, with_reward
 from rltransformers.policies.steps import TABLE, ActorCriticMachine, ActorCriticStep
 from tests.export.tape import Captures
 

@@ -18,8 +18,8 @@ from rltransformers.export.step import pure_program
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decider import Decider
 from rltransformers.policies.decision_network import DecisionPolicy
-from rltransformers.policies.memory_policy import StepInputs
 from rltransformers.policies.observed import read_observation
+from rltransformers.policies.policy_state import StepInputs
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
 from rltransformers.policies.steps import ActorCriticStep, DecisionStep
 

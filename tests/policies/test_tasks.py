@@ -18,8 +18,8 @@ from rltransformers.laws import perturbed
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decider import Decider
 from rltransformers.policies.decision_network import DecisionPolicy
-from rltransformers.policies.memory_policy import StepInputs
 from rltransformers.policies.observations import task_leaf
+from rltransformers.policies.policy_state import StepInputs
 from rltransformers.policies.steps import ActorCriticStep, DecisionStep
 
 TASKS = 3

@@ -19,7 +19,7 @@ from rltransformers.conformance.adapters.rollouts import OBSERVATION, ROLLOUT, R
 from rltransformers.conformance.protocol import Bootstrap, Traits
 from rltransformers.data.replay import Window
 from rltransformers.data.rollout import Segment
-from rltransformers.policies.memory_policy import PolicyState, StepInputs
+from rltransformers.policies.policy_state import PolicyState, StepInputs
 from rltransformers.training.online.off_policy_agent import OffPolicyMemoryAgent
 
 MEMORY, LAYERS, SEGMENT = 4, 2, 8

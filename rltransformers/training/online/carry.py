@@ -9,7 +9,7 @@ import numpy as np
 
 from rltransformers.core.world import Sharing
 from rltransformers.data.rollout import Segment
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.policy_state import PolicyState
 
 MemoryRefresh = Literal["never", "update", "epoch"]
 """Ways to treat memory written by older weights; the agents say what each does."""

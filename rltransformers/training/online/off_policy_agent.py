@@ -21,8 +21,8 @@ from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.values import to_tensor
 from rltransformers.data.replay import SegmentReplay, Window
 from rltransformers.data.rollout import bytes_of, observation_layout
-from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
+from rltransformers.policies.policy_state import PolicyState
 from rltransformers.policies.replay_policy import ReplayPolicy
 from rltransformers.training.normalization import check_outermost, wrapper_between
 from rltransformers.training.online import replay_data

@@ -26,9 +26,10 @@ from rltransformers.core.ranges import Count, Environments, Seed, strict
 from rltransformers.core.seeding import branch_seeds, generators, seed_environments
 from rltransformers.core.values import episode_record, success_of, to_tensor
 from rltransformers.core.world import Sharing, current_sharing
-from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
+from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import named_policy, policy_settings
+from rltransformers.policies.policy_state import PolicyState
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
 from rltransformers.training import normalization
 from rltransformers.training.actor import Actor

@@ -27,8 +27,9 @@ from rltransformers.core.values import check_observations, to_tensor
 from rltransformers.core.world import rows_of
 from rltransformers.data.rollout import RolloutBuffer, Segment
 from rltransformers.envs.saving import environment_state, joined_states, part_of_state
-from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
+from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.observations import tree_space
+from rltransformers.policies.policy_state import PolicyState
 from rltransformers.training.online.carry import segment_of, segment_tensors
 from rltransformers.training.parameters import uncompiled
 

@@ -32,7 +32,8 @@ from rltransformers.envs.tensors.base import (
     inner_tensors,
 )
 from rltransformers.policies.action_heads import ActionHead
-from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
+from rltransformers.policies.memory_policy import MemoryPolicy
+from rltransformers.policies.policy_state import PolicyState
 from rltransformers.training.tensor_statistics import TensorStatistics
 
 

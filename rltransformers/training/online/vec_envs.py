@@ -20,7 +20,8 @@ from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.make import environment_source, make_env
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv, with_statistics
 from rltransformers.envs.wrappers import FlatDict
-from rltransformers.policies.memory_policy import MemoryPolicy, check_action_space
+from rltransformers.policies.action_heads import check_action_space
+from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.normalization import check_normalizable
 
