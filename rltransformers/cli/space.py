@@ -8,15 +8,8 @@ from rltransformers.cli.settings import refuse_unknown_settings
 from rltransformers.cli.trust import Program, programs, require_trust
 from rltransformers.cli.values import check_values
 from rltransformers.core.errors import ConfigError
-from rltransformers.training.runs.experiment import (
-    AROUND,
-    ExperimentConfig,
-    OneOf,
-    Span,
-    build_experiment,
-    read_search,
-    set_value,
-)
+from rltransformers.training.runs.experiment import AROUND, ExperimentConfig, build_experiment, set_value
+from rltransformers.training.runs.search import OneOf, Span, read_search
 
 Search = dict[str, Span | OneOf]
 SAME_FOR_ALL = (*AROUND, "tune", "agent", "imports", "evaluation")

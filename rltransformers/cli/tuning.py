@@ -16,7 +16,8 @@ from rltransformers.cli.space import Search, with_values
 from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, one_line, require
 from rltransformers.core.files import file_lock, replacing
-from rltransformers.training.runs.experiment import AROUND, OneOf, build_experiment
+from rltransformers.training.runs.experiment import AROUND, build_experiment
+from rltransformers.training.runs.search import OneOf
 
 
 def tune(

@@ -16,8 +16,9 @@ from rltransformers.cli.engines import Job, LocalEngine, Order
 from rltransformers.cli.main import main
 from rltransformers.core.errors import ConfigError
 from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.runs.experiment import ExperimentConfig, OneOf, Span, build_experiment, read_search
+from rltransformers.training.runs.experiment import ExperimentConfig, build_experiment
 from rltransformers.training.runs.run_folder import RunFolder
+from rltransformers.training.runs.search import OneOf, Span, read_search
 from tests.cli.test_runs import refused, run, work
 
 __all__ = ["work"]  # the fixture

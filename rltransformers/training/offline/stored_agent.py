@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -24,7 +24,7 @@ from rltransformers.core.checkpoint import (
     save_checkpoint,
 )
 from rltransformers.core.device import find_device
-from rltransformers.core.errors import CheckpointError, ConfigError
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_folder
 from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed, WholeNumber, check, strict
 from rltransformers.core.seeding import step_seed
@@ -47,7 +47,7 @@ from rltransformers.policies.observations import StateWatch
 from rltransformers.policies.observed import Encoding, read_observation
 from rltransformers.policies.own_policies import decay_groups
 from rltransformers.policies.readouts.catalogue import read_readout
-from rltransformers.policies.several_modes import ActionHeadOptions, box_leaf
+from rltransformers.policies.several_modes import box_leaf
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting, DecisionMachine
 from rltransformers.policies.stored_size import check_stored_size
@@ -65,22 +65,14 @@ from rltransformers.training.offline.huggingface import HUGGINGFACE_MODEL, read_
 from rltransformers.training.offline.loss import CriticLearner, EntropyBound
 from rltransformers.training.offline.one_step import OneStep
 from rltransformers.training.offline.settings import (
-    AdvantageOptions,
     ContextLength,
-    CriticOptions,
     Settings,
     Updates,
     check_tokens,
     jitter_of,
-    read_options,
 )
+from rltransformers.training.offline.stored_settings import REPLACEABLE, check_replaceable, read_settings
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
-
-REPLACEABLE = (
-    *("learning_rate", "weight_decay", "warmup_steps", "decay_steps", "batch_size", "max_grad_norm", "top_fraction"),
-    *("whole_episodes", "expectile", "acting", "acting_mode", "decide_every", "seed"),
-)
-"""Settings that ``load`` may replace: with others of the rest the weights would mean something else."""
 
 
 class StoredDecisionTransformer:
@@ -443,12 +435,7 @@ class StoredDecisionTransformer:
         saved = load_checkpoint(path, cls.kind, map_location=device)
         if print_system_info:
             print_system(saved.code_version)
-        for name in (field.name for field in fields(Settings) if field.name in overrides):
-            if name not in REPLACEABLE:
-                raise ConfigError(
-                    f"{name} belongs to what the file has learned, and load cannot replace it; it replaces "
-                    f"{', '.join(REPLACEABLE)}"
-                )
+        check_replaceable(overrides)
         replaced = replaced_settings(custom_objects, overrides, REPLACEABLE)
         if acting is not None:
             replaced["acting"] = acting
@@ -463,28 +450,8 @@ class StoredDecisionTransformer:
         """Build the agent that a checkpoint describes, with new weights and with the ``replaced`` settings."""
         stored, weights = saved.settings, check(saved.tensors["policy"], Mapping[str, Any], "policy")
         spaces = (space_from_json(stored["observation_space"]), space_from_json(stored["action_space"]))
-        values: dict[str, Any] = {"chunk": 1, "decide_every": None}  # files from before chunks lack them
-        values |= check(stored["settings"], Mapping[str, Any], "settings")
-        if "stochastic" in values:  # files from before action_head
-            normal = check(values.pop("stochastic"), bool, "stochastic")
-            values |= {"action_head": "gaussian" if normal else "deterministic", "action_head_options": {}}
-            values["advantage_options"] = None
-        values = {field.name: values.pop(field.name) for field in fields(Settings)} | values  # all of them, no other
-        kinds: dict[str, Any] = {"critic_options": CriticOptions, "advantage_options": AdvantageOptions}
-        for name, kind in kinds.items():
-            if values[name] is not None:
-                values[name] = read_options(kind, check(values[name], Mapping[str, Any], name), name, needed=True)
-        options = check(values["action_head_options"], Mapping[str, Any], "action_head_options")
-        values["action_head_options"] = ActionHeadOptions(**options)
-        highest = None
-        if values["return_head"] is not None:
-            if "highest_to_go" not in weights:
-                raise CheckpointError(
-                    "its return head is of an earlier version: it may read its own answers, and nothing limits them;"
-                    " train the model again"
-                )
-            highest = torch.zeros(max(check(weights["highest_to_go"], Tensor, "policy.highest_to_go").numel(), 1))
-        settings = replace(Settings(**values), **replaced)
+        settings, highest = read_settings(stored["settings"], weights)
+        settings = replace(settings, **replaced)
         backbone = BackboneConfig.from_dict(stored["backbone"])
         check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)
         check_stored_size(backbone, weights)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
@@ -27,6 +26,7 @@ from rltransformers.core.ranges import (
     shown,
 )
 from rltransformers.core.yaml_text import parse_yaml
+from rltransformers.training.runs.search import read_search
 
 
 class AgentName(StrEnum):
@@ -231,51 +231,6 @@ class EvaluationConfig:
         check_fields(self, "evaluation.")
         if self.patience is not None and not self.every:
             raise ConfigError("evaluation.patience counts evaluations on the way: set evaluation.every, too")
-
-
-@dataclass(frozen=True)
-class Span:
-    """Numbers from ``low`` to ``high``, both included; whole ones where both are. ``log``: evenly on a log scale."""
-
-    low: float
-    high: float
-    log: bool = False
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """One of several values of any kind."""
-
-    values: tuple[Any, ...]
-
-
-def read_search(value: Any, name: str) -> Span | OneOf:
-    """Search space of one setting in a config (or a flag): ``low..high``, ``low..high:log`` or a list of values."""
-    if isinstance(value, list | tuple):
-        if len(value) < 2:
-            raise ConfigError(f"{name} is a list of {len(value)}: give at least two values to choose from")
-        return OneOf(tuple(value))
-    words = re.fullmatch(r"\s*(\S+?)\s*\.\.\s*([^\s:]+)\s*(?::\s*(\w+))?\s*", value) if isinstance(value, str) else None
-    low, high = (_number(word) for word in words.groups()[:2]) if words else (None, None)
-    if words is None or low is None or high is None:
-        raise ConfigError(f"{name} must be a range low..high or low..high:log, or a list of values, got {shown(value)}")
-    if words[3] not in (None, "log"):
-        raise ConfigError(f"{name}: {words[3]!r} behind a range is unknown; write low..high or low..high:log")
-    if low >= high:
-        raise ConfigError(f"{name} is a range from {low} to {high}: the first must be the smaller one")
-    if words[3] and low <= 0:
-        raise ConfigError(f"{name} begins at {low}, and a logarithmic range must begin above 0")
-    return Span(low, high, words[3] is not None)
-
-
-def _number(text: str) -> int | float | None:
-    for kind in (int, float):
-        try:
-            number = kind(text)
-        except ValueError:
-            continue
-        return number if math.isfinite(number) else None
-    return None
 
 
 @dataclass(frozen=True)
