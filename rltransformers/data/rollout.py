@@ -119,7 +119,7 @@ class RolloutBuffer:
         self.first, self.episode_ends, self.truncated = (np.zeros(lead, bool) for _ in range(3))
         self.counts = np.ones(lead, bool)
         self.last_values = torch.zeros(lead, device=self.device)
-        self._values, self._log_probs = [nothing] * self.n_steps, [nothing] * self.n_steps
+        self.values, self._log_probs = [nothing] * self.n_steps, [nothing] * self.n_steps
 
     def take_tensors(self) -> None:
         """Store rewards and flags as tensors from now on until the next ``reset``: ``add`` then takes tensors alone."""
@@ -149,7 +149,7 @@ class RolloutBuffer:
         self.rewards[:, t] = rewards
         self.first[:, t] = first
         self.episode_ends[:, t] = episode_ends
-        self._values[t] = values
+        self.values[t] = values
         self._log_probs[t] = log_probs
         self.counts[:, t] = counts
         self.position += 1
@@ -161,7 +161,7 @@ class RolloutBuffer:
 
     def finish(self, bootstrap: Tensor, discount: float, trace: float) -> Segment:
         """The whole rollout with advantages; ``bootstrap`` [E] is the value of the observation after the last step."""
-        values, log_probs = torch.stack(self._values, 1), torch.stack(self._log_probs, 1)
+        values, log_probs = torch.stack(self.values, 1), torch.stack(self._log_probs, 1)
         rewards, first, counts, ends, truncated = (
             torch.as_tensor(array, device=self.device)
             for array in (self.rewards, self.first, self.counts, self.episode_ends, self.truncated)

@@ -251,7 +251,7 @@ def collect_segments(
     callback.on_rollout_start()
     segment_before = carry.segment if agent.memory_refresh == "epoch" else None
     carry.segment = None
-    cuts = Cuts()
+    steps: list[Step] = []
     with TensorRollout(agent, env).running() as rollout:
         for _ in range(n_rollout_steps):
             leaves, episode_starts = rollout.leaves, rollout.starts
@@ -268,8 +268,8 @@ def collect_segments(
                 step = _cut_all(step)
                 rollout.reset()
             buffer.add(leaves, actions, step.rewards, episode_starts, step.ended, values, log_probs, True)
-            cuts.add(step, values)
-    cuts.value(policy, buffer, agent._rows_per_batch())
+            steps.append(step)
+    value_ends(policy, buffer, steps, agent._rows_per_batch())
     last_values = policy.values(rollout.leaves, carry.acting, rollout.starts)
     carry.before = segment_before
     carry.segment = buffer.finish(last_values, agent.gamma, agent.gae_lambda)
@@ -288,46 +288,28 @@ def _cut_all(step: Step) -> Step:
     return step._replace(last=last, cut=step.cut | ~ended, ended=torch.ones_like(ended))
 
 
-class Cuts:
-    """Episodes of a rollout that a limit cut, which are valued at their true last observation.
+@torch.no_grad()
+def value_ends(policy: MemoryPolicy, buffer: RolloutBuffer, steps: list[Step], rows_at_once: int) -> None:
+    """Write into the buffer where a limit cut episodes in its steps, and the values of their true last observations.
 
     Acting would have to look in every step whether there is one. Here all of them are valued together behind the
     rollout: its segments are encoded once more, with the last observation of a cut episode as a step of its own before
-    the episode that follows, which sees nothing of it.
+    the episode that follows, which sees nothing of it. Where the environment does not tell its last observations, an
+    end has the value of the observation before.
     """
-
-    def __init__(self) -> None:
-        self._cut: list[Tensor] = []
-        self._lengths: list[Tensor] = []
-        self._last: list[Leaves | None] = []
-        self._values: list[Tensor] = []
-
-    def add(self, step: Step, values: Tensor) -> None:
-        """Remember a step, and the values [E] of the observations before it."""
-        self._cut.append(step.cut)
-        self._lengths.append(step.raw.lengths)
-        self._last.append(step.last)
-        self._values.append(values)
-
-    @torch.no_grad()
-    def value(self, policy: MemoryPolicy, buffer: RolloutBuffer, rows_at_once: int) -> None:
-        """Write where episodes were cut, and the values of their ends, into the buffer.
-
-        Where the environment does not tell its last observations, an end has the value of the observation before.
-        """
-        buffer.truncated = cut = cast(Any, torch.stack(self._cut, 1))
-        rows = cut.any(1).nonzero().flatten()
-        if not len(rows):
-            return
-        if self._last[0] is None:
-            buffer.last_values = torch.where(cut, torch.stack(self._values, 1), buffer.last_values)
-            return
-        if policy.actor.backbone.finite_positions:
-            policy.actor.backbone.check_places(torch.stack(self._lengths, 1)[cut])
-        last = [policy.leaves_to_tensors(cast(Leaves, leaves)) for leaves in self._last]
-        for part in rows.split(rows_at_once):
-            ends = {path: torch.stack([leaves[path][part] for leaves in last], 1) for path in last[0]}
-            buffer.last_values[part] = _values_of_ends(policy, buffer, part, cut[part], ends)
+    buffer.truncated = cut = cast(Any, torch.stack([step.cut for step in steps], 1))
+    rows = cut.any(1).nonzero().flatten()
+    if not len(rows):
+        return
+    if steps[0].last is None:
+        buffer.last_values = torch.where(cut, torch.stack(buffer.values, 1), buffer.last_values)
+        return
+    if policy.actor.backbone.finite_positions:
+        policy.actor.backbone.check_places(torch.stack([step.raw.lengths for step in steps], 1)[cut])
+    last = [policy.leaves_to_tensors(cast(Leaves, step.last)) for step in steps]
+    for part in rows.split(rows_at_once):
+        ends = {path: torch.stack([leaves[path][part] for leaves in last], 1) for path in last[0]}
+        buffer.last_values[part] = _values_of_ends(policy, buffer, part, cut[part], ends)
 
 
 def _values_of_ends(policy: MemoryPolicy, buffer: RolloutBuffer, rows: Tensor, cut: Tensor, ends: Leaves) -> Tensor:
