@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from rltransformers.functional.modules import add_optional
+
 Half = Callable[[Tensor], Tensor]
 RngState = tuple[Tensor, list[int], list[Tensor]]
 
@@ -57,7 +59,7 @@ class ReversibleLayer(torch.autograd.Function):
             dy1 = dy1 + through
             value, through, mix_gradients = _differentiate(ctx.mix, x2, dy1, ctx.parameters, ctx.rng_mix)
         ctx.inputs[:] = [(y1 - value).detach(), x2.detach()]
-        summed = [_sum(a, b) for a, b in zip(gradients, mix_gradients, strict=True)]
+        summed = [add_optional(a, b) for a, b in zip(gradients, mix_gradients, strict=True)]
         return None, None, None, None, dy1, dy2 + through, *summed
 
 
@@ -77,10 +79,6 @@ def _differentiate(
     learned = iter(rest)
     gradients = [next(learned) if each.requires_grad else None for each in parameters]
     return out.detach(), torch.zeros_like(x) if dx is None else dx, gradients
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a + b
 
 
 def _rng_state(x: Tensor) -> RngState:

@@ -57,6 +57,11 @@ def keep_factor(like: Tensor, rate: float) -> Tensor:
     return draws.ge(dropped - LEVELS // 2).view(like.shape).to(like.dtype).mul_(LEVELS / max(LEVELS - dropped, 1))
 
 
+def add_optional(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The sum of two tensors that may be missing."""
+    return b if a is None else a if b is None else a + b
+
+
 def masked_mean(values: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
     """Sum over valid entries divided by their number, so every valid step of a batch has the same weight.
 

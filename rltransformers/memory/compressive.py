@@ -64,10 +64,6 @@ class CompressiveMemory(RowMemory):
         """Largest distance of a block in sight."""
         return self.recent + self.rate * self.blocks
 
-    @property
-    def reach(self) -> int:
-        return max(super().reach, self.farthest + 1)
-
     def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """Raw inputs, which are compressed later, compressed inputs, and keys of both while acting."""
         acts = form is not Form.TRAINING
@@ -86,9 +82,6 @@ class CompressiveMemory(RowMemory):
     def last_of(self, block: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """Position of the last token of a block, which is the place of the block."""
         return (block + 1) * self.rate - 1
-
-    def without_keys(self, state: LayerState) -> LayerState:
-        return {name: value for name, value in super().without_keys(state).items() if name != "slot_keys"}
 
     def compress(self, blocks: Float[Tensor, "B N c D"]) -> Float[Tensor, "B N D"]:
         if self.encode is not None:

@@ -112,8 +112,13 @@ class RowMemory(nn.Module):
         self.stores_inputs, self.slots = stores_inputs, rows + tokens_per_step
 
     @property
+    def farthest(self) -> int:
+        """Largest distance of what is kept beside rows; 0 for none."""
+        return 0
+
+    @property
     def reach(self) -> int:
-        return self.slots + 1
+        return max(self.slots, self.farthest) + 1
 
     def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """State tensors without the batch axis."""
@@ -143,7 +148,7 @@ class RowMemory(nn.Module):
             return state
         if "hidden" not in state:
             raise ConfigError('the state holds keys in place of layer inputs; begin with cached=True instead of "only"')
-        return {name: value for name, value in state.items() if name not in ("keys", "sink_keys")}
+        return {name: value for name, value in state.items() if name not in ("keys", "sink_keys", "slot_keys")}
 
     def in_rings(self, state: LayerState) -> LayerState:
         """Rows with keys as the rings of a clock that stands at 0: the newest row lies in the last slot."""

@@ -65,10 +65,6 @@ class SlotMemory(RowMemory):
         """Largest distance of the end of a block whose slot is read."""
         return self.block * self.count
 
-    @property
-    def reach(self) -> int:
-        return max(super().reach, self.farthest + 1)
-
     def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """Rows of the window, slots in the order in which they were written, rows of the block that is not finished."""
         shapes = {
@@ -83,9 +79,6 @@ class SlotMemory(RowMemory):
         last = (before[:, None] + 1) // self.block * self.block - 1 - self.block * behind
         keys = project(state["slots"], lambda: last).masked_fill((last < 0)[..., None], 0.0)
         return {**super().with_keys(state, project, before), "slot_keys": keys}
-
-    def without_keys(self, state: LayerState) -> LayerState:
-        return {name: value for name, value in super().without_keys(state).items() if name != "slot_keys"}
 
     def forward(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
         seen = super().forward(x, keys, state, call, project)

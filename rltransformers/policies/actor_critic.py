@@ -17,6 +17,7 @@ from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.ranges import strict
 from rltransformers.core.spaces import Space
 from rltransformers.data.rollout import Segment
+from rltransformers.functional.modules import add_optional
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
 from rltransformers.policies.extractors import Extractor
@@ -27,7 +28,7 @@ from rltransformers.policies.policy_state import PolicyState, StepInputs
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.registered import check_alike
-from rltransformers.policies.token_backbone import add_losses, hidden_layer, weighted_losses
+from rltransformers.policies.token_backbone import hidden_layer, weighted_losses
 
 
 @dataclass
@@ -177,7 +178,7 @@ class GTrXLPolicy(MemoryPolicy):
         if record is not None:
             auxiliary, losses = weighted_losses(self.actor.backbone, record), dict(record.losses)
         if self.critic is not None and value_record is not None:
-            auxiliary = add_losses(auxiliary, weighted_losses(self.critic.backbone, value_record))
+            auxiliary = add_optional(auxiliary, weighted_losses(self.critic.backbone, value_record))
             losses |= {f"value_{name}": value for name, value in value_record.losses.items()}
         outputs, values = self._read(features, value_features, inputs.observations)
         return Evaluation(outputs, values, after, record, auxiliary, losses)
@@ -206,7 +207,7 @@ class GTrXLPolicy(MemoryPolicy):
             results.append(result)
             share = (part.stop - part.start) / steps
             if result.auxiliary_loss is not None:
-                auxiliary = add_losses(auxiliary, share * result.auxiliary_loss)
+                auxiliary = add_optional(auxiliary, share * result.auxiliary_loss)
             losses = {name: losses.get(name, 0.0) + share * value for name, value in result.losses.items()}
         outputs = torch.cat([each.outputs for each in results], 1)
         return SegmentEvaluation(

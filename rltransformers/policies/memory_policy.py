@@ -37,6 +37,7 @@ from rltransformers.core.spaces import (
 from rltransformers.core.values import NOT_FINITE, to_tensor
 from rltransformers.data.rollout import action_layout, observation_layout
 from rltransformers.functional.call import EVERY
+from rltransformers.functional.modules import add_optional
 from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead, as_arrays, blank_invalid, check_action_space
 from rltransformers.policies.deep_losses import Targets, tell_deep_losses
@@ -57,7 +58,7 @@ from rltransformers.policies.output import PolicyOutput
 from rltransformers.policies.own_policies import GIVEN_FIRST, policy_settings, stored_kwargs
 from rltransformers.policies.policy_state import PolicyState, StepInputs, with_reward
 from rltransformers.policies.stored_size import check_stored_size
-from rltransformers.policies.token_backbone import TokenBackbone, add_losses, check_dropout, weighted_losses
+from rltransformers.policies.token_backbone import TokenBackbone, check_dropout, weighted_losses
 
 NOTHING = slice(0, 0)  # ask for no outputs, only for the memory after all steps
 Decay = Annotated[float, Ge(0), Lt(1)]
@@ -424,7 +425,7 @@ class MemoryPolicy(BasePolicy):
         backbone, record = (part or self.actor).backbone, result.record
         deep = Record(streams=record.streams, exits=record.exits, random_exits=record.random_exits)
         tell_deep_losses(backbone, deep, targets, self.progress)
-        result.auxiliary_loss = add_losses(result.auxiliary_loss, weighted_losses(backbone, deep))
+        result.auxiliary_loss = add_optional(result.auxiliary_loss, weighted_losses(backbone, deep))
         result.losses |= deep.losses
 
     def check_state(self, state: Any, rows: int) -> None:

@@ -108,8 +108,3 @@ def weighted_losses(backbone: Backbone, record: Record) -> Tensor | None:
     weights, losses = backbone.aux_weights, record.losses
     weighted = [weights[name] * loss for name, loss in losses.items() if name in weights]
     return torch.stack(weighted).sum() if weighted else None
-
-
-def add_losses(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """The sum of two losses that may be missing."""
-    return b if a is None else (a if b is None else a + b)
