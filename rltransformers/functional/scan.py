@@ -53,7 +53,6 @@ def running_max(
     log_value: Float[Tensor, "B T *n"],
     state: Float[Tensor, " B *n"],
     tokens: Tokens,
-    chunk: int = CHUNK,
 ) -> tuple[Float[Tensor, "B T *n"], Float[Tensor, "B T *n"], Float[Tensor, " B *n"]]:
     """``m_t = max(log_decay_t + m_(t-1), log_value_t)``; returns m_t, m_(t-1) and m at the last valid token.
 
@@ -62,7 +61,7 @@ def running_max(
     """
     first = _like(tokens.p == 0, log_value)
     value = torch.where(first, torch.maximum(log_decay, log_value), log_value)
-    out, after = _recurrence(log_decay, value, state, tokens, MAXIMA, chunk)
+    out, after = _recurrence(log_decay, value, state, tokens, MAXIMA, CHUNK)
     before = torch.cat([state.to(out.dtype)[:, None], out], 1)[:, :-1].masked_fill(first, 0.0)
     return out, before, after
 

@@ -177,11 +177,10 @@ class GTrXLQPolicy(ReplayPolicy):
 
     # Windows of replay
 
-    def evaluate_window(self, window: Window, target: bool = False, record: Record | None = None) -> QEvaluation:
+    def evaluate_window(self, window: Window, target: bool = False) -> QEvaluation:
         """Values of allowed actions behind the context; the gradient flows through these steps alone."""
         part, hidden, head = self._network(target)
-        if record is None and part.backbone.aux_weights and not target:
-            record = Record()  # the auxiliary losses are needed even when nobody looks
+        record = Record() if part.backbone.aux_weights and not target else None
         q = head(hidden(self.features(window, part, record)))
         if self.masks:
             q = self.action_head.masked(q, window.observations[ACTION_MASK][:, window.context :])

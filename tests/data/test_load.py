@@ -26,7 +26,7 @@ from rltransformers.data import Trajectories, load_trajectories, write_minari
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.minari import EPISODES_AT_ONCE
 from rltransformers.data.spaces import infer_space
-from rltransformers.training.offline.data import training_data
+from rltransformers.training.offline.data import data_parts
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
 
 BOX: dict[str, Any] = {"observation_space": spaces.Box(-np.inf, np.inf, (2,)), "action_space": spaces.Box(-1, 1, (1,))}
@@ -766,9 +766,9 @@ def test_what_speaks_against_a_guessed_space_is_kept_and_said_before_training(ki
     assert re.search(words, data.guesses["action_space"])
     opened = Trajectories.open(data.save(tmp_path / "folder"))
     assert opened.guesses == data.guesses == data.select([0]).guesses
-    settings: Any = SimpleNamespace(top_fraction=1.0, delayed_reward=False)
+    settings: Any = SimpleNamespace(validation=0.0, top_fraction=1.0, delayed_reward=False)
     with pytest.warns(UserWarning, match=words):
-        training_data(opened, settings)
+        data_parts(opened, settings)
     given = load_trajectories([walk(actions)], action_space=data.action_space)
     assert not given.guesses
 

@@ -337,5 +337,10 @@ def test_a_calibrated_threshold_is_saved_and_keeps_decisions_near_those_of_the_w
     agent.save(tmp_path / "agent")
     loaded = DecisionTransformer.load(tmp_path / "agent")
     assert loaded.policy.get_buffer("backbone.halt.threshold") == agent.policy.get_buffer("backbone.halt.threshold")
+    assert agent.calibrate_exits(bound=0.3, windows=400, dataset=episodes(kind)) == float(
+        agent.calibrate_exits(bound=0.3, windows=400)
+    )
     with pytest.raises(ConfigError, match="only depth 'calm' has a threshold, not 'fixed'"):
         offline(kind).calibrate_exits()
+    with pytest.raises(ConfigError, match=r"the action space of the dataset \(.*\) is not the one of the model"):
+        agent.calibrate_exits(dataset=episodes({"real": "discrete", "discrete": "real"}[kind]))

@@ -137,9 +137,9 @@ def next_values(advantages: np.ndarray, values: np.ndarray, rewards: np.ndarray)
 
 
 @torch.no_grad()
-def shaken(weights: Any, seed: int = 0) -> None:
+def shaken(weights: Any) -> None:
     """Add noise to all weights: what begins at zero, or nearly constant, has to show."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for weight in weights:
         if weight.is_floating_point():
             weight.add_(0.15 * torch.randn(weight.shape, generator=generator).to(weight))

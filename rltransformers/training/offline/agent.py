@@ -19,11 +19,11 @@ from rltransformers.core.described import count, spaces_line
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, UnitInterval, strict
 from rltransformers.core.seeding import step_seed
-from rltransformers.data import ContextSampler, load_trajectories
+from rltransformers.data import ContextSampler
 from rltransformers.policies.decider import ActingMode
 from rltransformers.policies.returns import target_list
 from rltransformers.training.interval_log import ProgressBar, check_callback, with_inner
-from rltransformers.training.offline.data import HeldOut, check_longest, shaped, training_data
+from rltransformers.training.offline.data import HeldOut, check_longest, shaped
 from rltransformers.training.offline.one_step import OneStep
 from rltransformers.training.offline.stored_agent import StoredDecisionTransformer
 from rltransformers.training.offline.validation import ValidationResult, validate
@@ -140,13 +140,13 @@ class OfflineAgent(StoredDecisionTransformer):
             dataset: what to calibrate on, best other data than it was trained on; None for the data of training.
 
         Raises:
-            ConfigError: the depth of the backbone is another one, or there is no dataset.
+            ConfigError: the depth of the backbone is another one, there is no dataset, or it has other spaces.
         """
         leaving = self.policy.backbone.halt
         if not isinstance(leaving, Confident):
             raise ConfigError(f"only depth 'calm' has a threshold, not {self.backbone_config.choices.depth.name!r}")
         if dataset is not None:
-            sampler = self._sampler_of(training_data(load_trajectories(dataset), self.settings))
+            sampler = self._sampler_of(shaped(self._loaded(dataset), self.settings))
         else:
             sampler = self._needed_sampler("dataset to calibrate on", "pass calibrate_exits(dataset=...)")
         generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "batch"))

@@ -159,15 +159,6 @@ def held_out_count(episodes: int, share: float) -> int:
     return min(max(round(share * episodes), 1), episodes - 1)
 
 
-def training_data(data: Trajectories, settings: Settings) -> Trajectories:
-    """The episodes to train on, with the rewards that the agent is to see; warns of doubtful guesses of spaces.
-
-    Raises ConfigError as ``shaped``.
-    """
-    warn_of_guesses(data)
-    return shaped(data, settings)
-
-
 def warn_of_guesses(data: Trajectories) -> None:
     """Warn of every space that was guessed."""
     for key, guess in data.guesses.items():
