@@ -2,7 +2,6 @@
 
 import errno
 import inspect
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 from rltransformers.core.checked_env import ENVIRONMENT_ERRORS, CheckedEnv
@@ -26,7 +25,16 @@ from rltransformers.core.errors import (
 )
 from rltransformers.core.guard import FiniteVecEnv
 from rltransformers.core.modules import SAFE_PATH, import_module, safe_path
-from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown, suggesting
+from rltransformers.core.ranges import (
+    Environments,
+    Processes,
+    Seed,
+    annotations,
+    check,
+    check_processes,
+    shown,
+    suggesting,
+)
 from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
 from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.core.spaces import check_supported, is_nested
@@ -70,9 +78,8 @@ def make_vec_env(
         env_kwargs: for the environment's constructor.
         wrappers: applied in order; each a name, {"name": ..., option: ...}, or a function of an environment. Names are
             those in ``WRAPPERS``, those of ``gymnasium.wrappers``, or "module:Class".
-        processes: who steps the copies. False: this process. True: a process for each (``SubprocVecEnv``); "async": the
-            same through Gymnasium's ``AsyncVectorEnv``, which hands observations over in shared memory. (For both, the
-            script needs an ``if __name__ == "__main__"`` guard.) "envpool": threads of EnvPool, where the id is one of
+        processes: who steps the copies. False: this process. True: a process for each (``SubprocVecEnv``; the script
+            needs an ``if __name__ == "__main__"`` guard). "envpool": threads of EnvPool, where the id is one of
             EnvPool's, ``env_kwargs`` are keywords of ``envpool.make``, and there are no wrappers. "tensors": a program
             on a device, as a ``TensorVecEnv``; ids are those in ``TENSOR_TASKS`` and "module:function", which is called
             with ``num_envs``, ``device`` ("auto" unless ``env_kwargs`` say another) and ``env_kwargs``; no wrappers.
@@ -85,7 +92,7 @@ def make_vec_env(
     """
     options = _checked(env_kwargs, wrappers)
     seed = check(seed, Seed | None, "seed")
-    check(processes, Processes, "processes")
+    check_processes(processes, "processes")
     check(monitor, bool, "monitor")
     venv: VecEnv
     if processes == "tensors":
@@ -95,7 +102,7 @@ def make_vec_env(
     else:
         source = environment_source(env_id, num_envs, options)
         if processes:
-            venv = _in_processes(source, num_envs, options, wrappers, shared=processes == "async")
+            venv = _in_processes(source, num_envs, options, wrappers)
         elif isinstance(source, EnvSpec) and _is_program(source, wrappers):
             venv = GymnasiumVecEnv(_make_program(source, num_envs, options, AutoresetMode.SAME_STEP))
         else:
@@ -209,8 +216,8 @@ def _copies(
     return [partial(build, index) for index in range(check(num_envs, Environments, "num_envs"))]
 
 
-def _in_processes(source: Source, num_envs: int, options: dict[str, Any], wrappers: Wrappers, shared: bool) -> VecEnv:
-    """A process for each copy; with ``shared`` memory for observations."""
+def _in_processes(source: Source, num_envs: int, options: dict[str, Any], wrappers: Wrappers) -> VecEnv:
+    """A process for each copy."""
     if isinstance(source, gymnasium.Env):
         raise ConfigError("an environment cannot be taken into another process; give a function that makes it")
     make_env(source, env_kwargs=options, wrappers=wrappers).close()  # an error in a worker is a broken pipe
@@ -220,11 +227,7 @@ def _in_processes(source: Source, num_envs: int, options: dict[str, Any], wrappe
     ]
     try:
         with safe_path():
-            if not shared:
-                return SubprocVecEnv(copies)
-            # Threads of torch do not survive a fork: the same way to begin a process as SubprocVecEnv's.
-            begin = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-            return GymnasiumVecEnv(AsyncVectorEnv(copies, context=begin, autoreset_mode=AutoresetMode.SAME_STEP))
+            return SubprocVecEnv(copies)
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
@@ -240,7 +243,7 @@ def _make_pool(env_id: EnvironmentSource, num_envs: int, options: dict[str, Any]
     if wrappers:
         raise ConfigError(
             f"EnvPool has no single environments that wrappers {list(wrappers)} could go around; leave them out, or "
-            "take processes 'async'"
+            "take processes true"
         )
     count = check(num_envs, Environments, "num_envs")
     with construction(env_id, options):
@@ -285,7 +288,7 @@ def _in_worker(build: Callable[[], Env], parent: int, safe: bool) -> Env:
     if not safe and os.getpid() != parent:
         os.environ.pop(SAFE_PATH, None)
     for name in ("SIGINT", "SIGHUP"):
-        if hasattr(signal, name) and os.getpid() != parent:  # AsyncVectorEnv makes one here to look at its spaces
+        if hasattr(signal, name) and os.getpid() != parent:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     return build()
 

@@ -35,7 +35,7 @@ Steps = Annotated[int, Ge(1), Lt(2**63)]
 Environments = Annotated[int, Ge(1), Le(2**16)]
 Episodes = Annotated[int, Ge(1), Le(10**6)]
 Threads = Annotated[int, Ge(1), Le(1024)]  # more is a slip of the finger, which OpenMP answers by ending the process
-Processes = bool | Literal["async", "envpool", "tensors"]
+Processes = bool | Literal["envpool", "tensors"]
 """How environments run in parallel, see ``rltransformers.envs.make_vec_env``."""
 
 LIMITS = {"ge": Ge, "gt": Gt, "le": Le, "lt": Lt}
@@ -71,6 +71,16 @@ def check(value: Any, annotation: Any, name: str) -> Any:
     if fitted is _MISFIT:
         raise ConfigError(f"{name} must be {describe(annotation)}, got {shown(value)}{_suggestion(value, annotation)}")
     return fitted
+
+
+def check_processes(value: Any, name: str) -> None:
+    """Raise ConfigError unless ``value`` is one of ``Processes``."""
+    if value == "async":  # of earlier configs
+        raise ConfigError(
+            f"{name} 'async' is no longer taken: true also steps every copy in a process, and as fast; write true, or "
+            "give GymnasiumVecEnv(gymnasium.vector.AsyncVectorEnv(...)) as the environment"
+        )
+    check(value, Processes, name)
 
 
 def check_settings(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

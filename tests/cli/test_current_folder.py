@@ -29,10 +29,9 @@ CONFIG = ONLINE | {"algorithm": {"n_steps": 8, "n_epochs": 1, "device": "cpu"}, 
 WORKERS = """
 from rltransformers.envs import make_vec_env
 if __name__ == "__main__":
-    for processes in (True, "async"):
-        env = make_vec_env("CartPole-v1", 1, processes=processes)
-        env.reset()
-        env.close()
+    env = make_vec_env("CartPole-v1", 1, processes=True)
+    env.reset()
+    env.close()
     import os
     print("PYTHONSAFEPATH" in os.environ)
 """

@@ -13,7 +13,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rltransformers.core.checked_env import CheckedEnv
 from rltransformers.core.errors import DataError
-from rltransformers.core.ranges import Processes
 from rltransformers.core.values import all_finite
 from rltransformers.envs import FiniteVecEnv, make_vec_env, make_vector_env
 from tests.envs.faulty import OBSERVATIONS, RESULTS
@@ -149,8 +148,8 @@ def in_one_process(**options: Any) -> None:
     stepped(make_vec_env("test/Wrong-v0", 3, env_kwargs=options))
 
 
-def in_three_processes(processes: Processes = True, **options: Any) -> None:
-    stepped(make_vec_env("test/Wrong-v0", 3, env_kwargs=options, processes=processes))
+def in_three_processes(**options: Any) -> None:
+    stepped(make_vec_env("test/Wrong-v0", 3, env_kwargs=options, processes=True))
 
 
 def in_evaluation(**options: Any) -> None:
@@ -226,11 +225,11 @@ def test_a_reset_without_the_keywords_of_gymnasium_is_told_what_is_due() -> None
 
 
 @pytest.mark.slow  # starts processes
-@pytest.mark.parametrize(("fault", "at", "processes"), [("raises", 0, True), ("no reward", 2, "async")])
-def test_a_fault_in_a_process_of_its_own_is_named_too(fault: str, at: int, processes: Processes) -> None:
+@pytest.mark.parametrize(("fault", "at"), [("raises", 0), ("no reward", 2)])
+def test_a_fault_in_a_process_of_its_own_is_named_too(fault: str, at: int) -> None:
     words = WORDS[fault].replace("in step 2", f"in step {at}")
     with pytest.raises(DataError, match=words):
-        in_three_processes(processes, fault=fault, at=at)
+        in_three_processes(fault=fault, at=at)
 
 
 @pytest.mark.slow  # starts processes

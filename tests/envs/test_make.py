@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 
@@ -23,6 +23,7 @@ from rltransformers.core.seeding import branch_seeds
 from rltransformers.envs import DropIndices, GymnasiumVecEnv, find_spec, make_env, make_vec_env, make_vector_env
 from rltransformers.envs.make import WrapperConfig
 from rltransformers.envs.pool import EnvPoolVector
+from rltransformers.training.runs.experiment import EnvironmentConfig
 from tests.envs import stand_in_pool
 
 
@@ -147,7 +148,6 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROCESSES = [
     pytest.param(True, SubprocVecEnv, marks=pytest.mark.slow),  # start processes
-    pytest.param("async", AsyncVectorEnv, marks=pytest.mark.slow),
     pytest.param("envpool", EnvPoolVector),
 ]
 
@@ -356,16 +356,21 @@ def test_an_argument_of_another_type_is_refused_at_once(name: str, value: Any) -
         make_vec_env("CartPole-v1", **{name: value})
 
 
-@pytest.mark.parametrize(("processes", "name"), [(True, "SubprocVecEnv"), ("async", "AsyncVectorEnv")])
-def test_more_processes_than_open_files_are_refused_with_the_setting(
-    monkeypatch: pytest.MonkeyPatch, processes: Processes, name: str
-) -> None:
+def test_the_second_way_to_step_copies_in_processes_names_the_one_that_is_left() -> None:
+    earlier: Any = {"processes": "async"}
+    with pytest.raises(ConfigError, match=r"^processes 'async' is no longer taken: .* write true"):
+        make_vec_env("CartPole-v1", **earlier)
+    with pytest.raises(ConfigError, match=r"^environment.processes 'async' is no longer taken: .* write true"):
+        EnvironmentConfig("CartPole-v1", **earlier)
+
+
+def test_more_processes_than_open_files_are_refused_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_files(*args: Any, **options: Any) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(f"rltransformers.envs.make.{name}", without_files)
+    monkeypatch.setattr("rltransformers.envs.make.SubprocVecEnv", without_files)
     with pytest.raises(ConfigError, match=r"num_envs 9 .*processes.* more open files .* or processes false"):
-        make_vec_env("CartPole-v1", 9, processes=processes)
+        make_vec_env("CartPole-v1", 9, processes=True)
 
 
 def gymnasium_rows(env: VectorEnv[Any, Any, Any], steps: int = 30) -> list[Any]:

@@ -23,6 +23,7 @@ from rltransformers.core.ranges import (
     Threads,
     WholeNumber,
     check_fields,
+    check_processes,
     shown,
 )
 from rltransformers.core.yaml_text import parse_yaml
@@ -60,8 +61,8 @@ class EnvironmentConfig:
         kwargs: keywords of the environment.
         wrappers: observation wrappers, applied in order: a name, or a mapping {name: ..., option: value}.
         processes: who steps the copies: false, this process; true, one process per copy, for environments that are slow
-            to step; async, the same through Gymnasium's AsyncVectorEnv; envpool, threads of EnvPool (id and kwargs are
-            EnvPool's); tensors, one program on the agent's device (docs/environments.md names the ids).
+            to step; envpool, threads of EnvPool (id and kwargs are EnvPool's); tensors, one program on the agent's
+            device (docs/environments.md names the ids).
         normalize_observation: running mean and deviation of observations (VecNormalize).
         normalize_reward: rewards divided by the running deviation of the return, in training only (VecNormalize);
             agents with algorithm.scale_rewards do so by themselves, and leave them alone where this is true.
@@ -76,6 +77,7 @@ class EnvironmentConfig:
     normalize_reward: bool = False
 
     def __post_init__(self) -> None:
+        check_processes(self.processes, "environment.processes")
         check_fields(self, "environment.")
         given = [name for name, value in vars(self).items() if (value != 1 if name == "num_envs" else value)]
         if not self.id and given:
