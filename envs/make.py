@@ -25,16 +25,7 @@ from rltransformers.core.errors import (
 )
 from rltransformers.core.guard import FiniteVecEnv
 from rltransformers.core.modules import SAFE_PATH, import_module, safe_path
-from rltransformers.core.ranges import (
-    Environments,
-    Processes,
-    Seed,
-    annotations,
-    check,
-    check_processes,
-    shown,
-    suggesting,
-)
+from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown, suggesting
 from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
 from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.core.spaces import check_supported, is_nested
@@ -92,7 +83,7 @@ def make_vec_env(
     """
     options = _checked(env_kwargs, wrappers)
     seed = check(seed, Seed | None, "seed")
-    check_processes(processes, "processes")
+    check(processes, Processes, "processes")
     check(monitor, bool, "monitor")
     venv: VecEnv
     if processes == "tensors":

@@ -73,16 +73,6 @@ def check(value: Any, annotation: Any, name: str) -> Any:
     return fitted
 
 
-def check_processes(value: Any, name: str) -> None:
-    """Raise ConfigError unless ``value`` is one of ``Processes``."""
-    if value == "async":  # of earlier configs
-        raise ConfigError(
-            f"{name} 'async' is no longer taken: true also steps every copy in a process, and as fast; write true, or "
-            "give GymnasiumVecEnv(gymnasium.vector.AsyncVectorEnv(...)) as the environment"
-        )
-    check(value, Processes, name)
-
-
 def check_settings(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """``values`` by name, each checked against its annotation in ``hints``; messages put ``prefix`` before a name."""
     refuse_unknown(values, hints, prefix)
@@ -307,6 +297,8 @@ def _suggestion(value: Any, annotation: Any) -> str:
     """The closest name where a text is one of several names, mistyped; of a mapping the key that is no text."""
     if isinstance(value, Mapping) and (keys := [key for key in value if not isinstance(key, str)]):
         return f"; the key {keys[0]!r} is no text"
+    if annotation == Processes and value == "async":  # of earlier configs
+        return "; write true, which also steps every copy in a process"
     parts = get_args(annotation) if is_union(annotation) else (annotation,)
     names = [name for part in parts if get_origin(part) is Literal for name in get_args(part)]
     names += [each.value for part in parts if is_enumeration(part) for each in part]

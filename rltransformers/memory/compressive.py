@@ -55,14 +55,10 @@ class CompressiveMemory(RowMemory):
     ) -> None:
         super().__init__(recent + rate, width, key_width, sinks=0, tokens_per_step=1, stores_inputs=True)
         self.recent, self.blocks, self.rate, self.function = recent, blocks, rate, function
+        self.farthest = recent + rate * blocks
         self.encode = nn.Linear(rate * width, width) if function == "conv" else None
         decodes = function == "conv" and objective == "autoencode"
         self.decode = nn.Linear(width, rate * width) if decodes else None
-
-    @property
-    def farthest(self) -> int:
-        """Largest distance of a block in sight."""
-        return self.recent + self.rate * self.blocks
 
     def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """Raw inputs, which are compressed later, compressed inputs, and keys of both while acting."""

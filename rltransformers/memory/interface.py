@@ -101,8 +101,11 @@ class RowMemory(nn.Module):
 
     Attributes:
         slots: S, with room for the tokens that one step of acting brings.
+        farthest: largest distance of what is kept beside rows.
         reach: distances 0 .. reach - 1 from a token to anything it sees.
     """
+
+    farthest = 0
 
     def __init__(
         self, rows: int, width: int, key_width: int, sinks: int, tokens_per_step: int, stores_inputs: bool
@@ -110,11 +113,6 @@ class RowMemory(nn.Module):
         super().__init__()
         self.rows, self.width, self.key_width, self.sinks = rows, width, key_width, sinks
         self.stores_inputs, self.slots = stores_inputs, rows + tokens_per_step
-
-    @property
-    def farthest(self) -> int:
-        """Largest distance of what is kept beside rows; 0 for none."""
-        return 0
 
     @property
     def reach(self) -> int:

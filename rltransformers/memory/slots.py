@@ -55,15 +55,11 @@ class SlotMemory(RowMemory):
     ) -> None:
         super().__init__(rows, width, key_width, sinks, tokens_per_step, stores_inputs=True)
         self.count, self.block, self.blend = options.slots, options.block, options.blend
+        self.farthest = self.block * self.count
         self.heads = max(heads for heads in range(1, options.heads + 1) if width % heads == 0)
         self.start = nn.Parameter(0.02 * torch.randn(self.count, width))  # what an empty slot asks with
         self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
         self.norm = nn.LayerNorm(width)
-
-    @property
-    def farthest(self) -> int:
-        """Largest distance of the end of a block whose slot is read."""
-        return self.block * self.count
 
     def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """Rows of the window, slots in the order in which they were written, rows of the block that is not finished."""

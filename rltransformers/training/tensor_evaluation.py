@@ -23,7 +23,7 @@ from rltransformers.envs.tensors.base import TensorStep, TensorVecEnv, action_ty
 from rltransformers.envs.tensors.streams import random_shares, random_words
 from rltransformers.policies.action_heads import Noise, noise_of
 from rltransformers.policies.memory_policy import MemoryPolicy
-from rltransformers.training.normalization import CLIP, EPSILON
+from rltransformers.training.normalization import CLIP
 from rltransformers.training.online.tensor_rollouts import executed_actions
 from rltransformers.training.tensor_statistics import TensorStatistics
 
@@ -61,8 +61,7 @@ class TensorPlayer:
         self._deterministic = deterministic
         self._noise = noise_of(self._policy.action_head)
         self._types = action_types(inside.action_space)
-        scale = agent._own_scale
-        self._unit = None if scale is None else float(np.sqrt(scale.moments.var + EPSILON))
+        self._unit = None if agent._own_scale is None else agent.reward_unit
 
     def play(self, seeds: Sequence[int], counted: int) -> list[tuple[float, int, bool | None]]:
         """Return, length and success (None: nothing succeeds) of the episodes of the first ``counted`` environments.

@@ -358,9 +358,9 @@ def test_an_argument_of_another_type_is_refused_at_once(name: str, value: Any) -
 
 def test_the_second_way_to_step_copies_in_processes_names_the_one_that_is_left() -> None:
     earlier: Any = {"processes": "async"}
-    with pytest.raises(ConfigError, match=r"^processes 'async' is no longer taken: .* write true"):
+    with pytest.raises(ConfigError, match=r"^processes must be true .*, got 'async'; write true, which also"):
         make_vec_env("CartPole-v1", **earlier)
-    with pytest.raises(ConfigError, match=r"^environment.processes 'async' is no longer taken: .* write true"):
+    with pytest.raises(ConfigError, match=r"^environment.processes must .*, got 'async'; write true, which also"):
         EnvironmentConfig("CartPole-v1", **earlier)
 
 

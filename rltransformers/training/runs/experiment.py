@@ -23,7 +23,6 @@ from rltransformers.core.ranges import (
     Threads,
     WholeNumber,
     check_fields,
-    check_processes,
     shown,
 )
 from rltransformers.core.yaml_text import parse_yaml
@@ -77,7 +76,6 @@ class EnvironmentConfig:
     normalize_reward: bool = False
 
     def __post_init__(self) -> None:
-        check_processes(self.processes, "environment.processes")
         check_fields(self, "environment.")
         given = [name for name, value in vars(self).items() if (value != 1 if name == "num_envs" else value)]
         if not self.id and given:
