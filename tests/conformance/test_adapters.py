@@ -1,8 +1,10 @@
 """The table of the documents is what the checks say: of our agents here and now, of other libraries where installed."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,6 +125,27 @@ def test_a_page_that_is_not_there_is_refused_before_anything_is_computed(
     with pytest.raises(SystemExit):
         main(["--library", "d3rlpy", "--write", str(page)])
     assert "would lack the rows of d3rlpy; pip install" in capsys.readouterr().err
+    assert page.read_text() == marks
+
+
+def test_a_library_that_lacks_what_it_needs_gets_a_line_and_others_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> Any:
+        return importlib.import_module("a_package_that_nobody_has")
+
+    present = next(subject for subject in SUBJECTS if subject.library == "sb3-contrib")
+    monkeypatch.setattr("tests.peers.conformance.SUBJECTS", (Subject("needy", "sb3-contrib", make), present))
+    monkeypatch.setattr("tests.peers.conformance.check_policy", lambda policy: [])
+    main(["--library", "sb3-contrib"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("sb3-contrib: needy: not run; No module named 'a_package_that_nobody_has'; pip install")
+    assert lines[1].startswith("sb3-contrib ") and lines[1].endswith(": RecurrentPPO")
+    page = tmp_path / "page.md"
+    page.write_text(marks := f"{START}\nold\n{END}\n{FAILURES_START}\n{FAILURES_END}\n")
+    with pytest.raises(SystemExit):
+        main(["--library", "sb3-contrib", "--write", str(page)])
+    assert "the table would lack rows: sb3-contrib: No module named" in capsys.readouterr().err
     assert page.read_text() == marks
 
 

@@ -3,8 +3,8 @@
 python -m tests.peers.conformance --library sb3-contrib
 python -m tests.peers.conformance --sources ~/sources --write docs/results/conformance.md
 
-Libraries that pip does not install are read from checkouts in the folder of --sources; without it, a line says how to
-get each of them.
+Libraries that pip does not install are read from checkouts in the folder of --sources. Where one of them, or what it
+needs, is missing, a line says how to get it.
 """
 
 import argparse
@@ -135,13 +135,20 @@ def main(words: Sequence[str] | None = None) -> None:
         missing = {subject.library: subject.missing for subject in subjects if not subject.installed}
         for library, how in missing.items():
             command.error(f"argument --write: the table would lack the rows of {library}; {how}")
-    rows = []
+    rows, lacking = [], []
     for subject in subjects:
         if not subject.installed:
             print(f"{subject.library}: {subject.name}: not run; {subject.missing}")
             continue
-        rows.append(checked(subject) if subject.source is None else checked_apart(subject))
+        try:
+            rows.append(checked(subject) if subject.source is None else checked_apart(subject))
+        except ModuleNotFoundError as error:  # of a package that it needs
+            lacking.append(f"{subject.library}: {error}; {subject.missing}")
+            print(f"{subject.library}: {subject.name}: not run; {error}; {subject.missing}", flush=True)
+            continue
         print(f"{rows[-1].library}: {subject.name}\n  " + "\n  ".join(map(str, rows[-1].results)), flush=True)
+    if chosen.write is not None and lacking:
+        command.error(f"argument --write: the table would lack rows: {lacking[0]}")
     if chosen.write is not None:
         page = in_page(chosen.write.read_text(encoding="utf-8"), "conformance", as_markdown(rows))
         page = in_page(page, "failures", sections(rows))
