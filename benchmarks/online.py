@@ -1,4 +1,4 @@
-"""Speed and memory of the online agent: whole loop against RecurrentPPO, acting, segment updates, rollout storage.
+"""Speed and memory of the online agent: acting, segment updates, rollout storage.
 
 Axes: B environments or steps taken alone, T steps, M memory rows, H heads, K head width, W model width.
 """
@@ -6,22 +6,18 @@ Axes: B environments or steps taken alone, T steps, M memory rows, H heads, K he
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from sb3_contrib import RecurrentPPO
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import past
-from benchmarks.harness import Pair, Row, interleave, meets, parameters
-from rltransformers.agents import GTrXLPPO
+from benchmarks.harness import Row, interleave, meets, parameters
 from rltransformers.algorithms.ppo import Estimates, PPOWeights, ppo_loss
 from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment
 from rltransformers.policies.actor_critic import GTrXLPolicy
@@ -33,171 +29,9 @@ ACTIONS = spaces.Discrete(4)
 SMALL = {"preset": "gtrxl", "width": 64, "layers": 2, "heads": 4, "memory": 64}
 LARGE = {"preset": "gtrxl", "width": 384, "layers": 3, "heads": 8, "memory": 119}
 PUBLISHED_FF_WIDTH = 64  # published GTrXL agents of width 64 have about 154,000 parameters: no widening inside a layer
+ENVS = 16
 MEGABYTE = 1e6
 WEIGHTS = PPOWeights(clip_range=0.2, clip_range_vf=None, ent_coef=0.01, vf_coef=0.5)
-
-
-class CueEnvs(VecEnv):
-    """Environments that cost almost nothing: the first observation names the action that is right until the end.
-
-    Observations are four channels for the cue and four of noise from a table; episodes last ``length`` steps, and their
-    ends are spread evenly over the environments.
-    """
-
-    def __init__(self, num_envs: int, length: int = 128, seed: int = 0) -> None:
-        super().__init__(num_envs, OBSERVATIONS, ACTIONS)
-        self.length = length
-        self.generator = np.random.default_rng(seed)
-        self.noise = self.generator.uniform(-1.0, 1.0, (256, num_envs, 4)).astype(np.float32)
-        self.quiet: list[dict[str, Any]] = [{} for _ in range(num_envs)]
-        self.clock = 0
-
-    def reset(self) -> np.ndarray:
-        """Begin everywhere; environment i starts at age i length / num_envs."""
-        self.age = np.arange(self.num_envs) * self.length // self.num_envs
-        self.cue = self.generator.integers(4, size=self.num_envs)
-        observations = self.observe()
-        observations[np.arange(self.num_envs), self.cue] = 1.0
-        return observations
-
-    def observe(self) -> np.ndarray:
-        """Noise, and no cue."""
-        self.clock = (self.clock + 1) % len(self.noise)
-        observations = np.zeros((self.num_envs, 8), np.float32)
-        observations[:, 4:] = self.noise[self.clock]
-        return observations
-
-    def step_async(self, actions: np.ndarray) -> None:
-        """Keep the actions for ``step_wait``."""
-        self.actions = actions
-
-    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Step all; a row that ends shows the first observation of its next episode."""
-        rewards = (self.actions == self.cue).astype(np.float32)
-        self.age += 1
-        dones = self.age == self.length
-        observations = self.observe()
-        infos = self.quiet
-        if dones.any():
-            ended = np.flatnonzero(dones)
-            infos = list(infos)
-            for index in ended:
-                infos[index] = {"terminal_observation": observations[index].copy()}
-            self.age[ended] = 0
-            self.cue[ended] = self.generator.integers(4, size=len(ended))
-            observations[ended, self.cue[ended]] = 1.0
-        return observations, rewards, dones, infos
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """The same answer for every environment."""
-        return [None if attr_name == "render_mode" else getattr(self, attr_name)] * len(
-            list(self._get_indices(indices))
-        )
-
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Environments share their attributes."""
-        setattr(self, attr_name, value)
-
-    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Environments have no methods of their own."""
-        raise AttributeError(f"the environments of this benchmark have no method {method_name!r}")
-
-    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        """They never are."""
-        return [False] * len(list(self._get_indices(indices)))
-
-
-class Stopwatch(BaseCallback):
-    """Seconds that every rollout took."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rollouts: list[float] = []
-
-    def _on_rollout_start(self) -> None:
-        self.began = time.perf_counter()
-
-    def _on_rollout_end(self) -> None:
-        self.rollouts.append(time.perf_counter() - self.began)
-
-    def _on_step(self) -> bool:
-        return True
-
-
-# Whole loop
-
-ENVS, STEPS = 16, 512
-SHARED: dict[str, Any] = {
-    "n_steps": STEPS, "batch_size": 2 * STEPS, "n_epochs": 3, "gamma": 0.99, "learning_rate": 3e-4, "seed": 0,
-    "device": "cpu",
-}  # fmt: skip
-
-
-LSTM = {"lstm_hidden_size": 64}  # what a user of sb3-contrib gets: an LSTM each for actor and critic, heads of 64-64
-LEAN_LSTM = {"lstm_hidden_size": 64, "shared_lstm": True, "enable_critic_lstm": False, "net_arch": []}
-
-
-def gtrxl_loop(*, repetitions: int = 5) -> Iterator[Row]:
-    """Collect and update, GTrXL against the LSTM of RecurrentPPO; the targets belong to the published small size."""
-    published = SMALL | {"ff_width": PUBLISHED_FF_WIDTH}
-    usual, lean = "an LSTM of 64 each for actor and critic, heads 64-64", "one LSTM of 64 for both, no hidden layers"
-    yield from loop_rows(published, LSTM, "ff_width 64", usual, (">= 2.2", ">= 0.8"), repetitions)
-    yield from loop_rows(published, LSTM, "ff_width 64", usual, (">= 3", ">= 1.2"), repetitions, "compiled")
-    yield from loop_rows(SMALL, LSTM, "ff_width 256 (the default)", usual, ("", ""), repetitions)
-    yield from loop_rows(published, LEAN_LSTM, "ff_width 64", lean, ("", ""), repetitions)
-
-
-def loop_rows(
-    backbone: Mapping[str, Any],
-    lstm: Mapping[str, Any],
-    size: str,
-    peer_size: str,
-    targets: tuple[str, str],
-    repetitions: int,
-    acting: Acting = "eager",
-) -> Iterator[Row]:
-    """Steps per second of whole iterations, of their rollouts, and of what remains: the updates."""
-    settings: dict[str, Any] = SHARED | {
-        "acting": acting,
-        "updates": acting,
-        "policy_kwargs": {"backbone": dict(backbone)},
-    }
-    ours = GTrXLPPO("GTrXLPolicy", CueEnvs(ENVS), **settings)
-    peer = RecurrentPPO("MlpLstmPolicy", CueEnvs(ENVS), policy_kwargs=dict(lstm), **SHARED)
-    watches = Stopwatch(), Stopwatch()
-    whole = interleave(iteration(ours, watches[0]), iteration(peer, watches[1]), repetitions)
-    rollout = Pair(watches[0].rollouts[-repetitions:], watches[1].rollouts[-repetitions:])
-    update = Pair(rest(whole.ours, rollout.ours), rest(whole.peer, rollout.peer))
-    setting = (
-        f"{ENVS} envs x {STEPS} steps, episodes of 128, 3 epochs, batches of {2 * STEPS}; ours width 64, 2 layers, "
-        f"4 heads, memory 64, {size}, {parameters(ours.policy)} parameters; peer {peer_size}, "
-        f"{parameters(peer.policy)} parameters"
-    )
-    form = "" if acting == "eager" else f", {acting}"
-    for name, pair, target in (
-        (f"GTrXL loop{form}", whole, targets[0]),
-        (f"GTrXL loop{form}: rollout", rollout, targets[1]),
-        (f"GTrXL loop{form}: update", update, ""),
-    ):
-        row = pair.row(name, setting, "steps/s", "RecurrentPPO", target)
-        yield replace(row, ours=ENVS * STEPS / row.ours, peer=ENVS * STEPS / row.peer)
-
-
-def iteration(model: GTrXLPPO | RecurrentPPO, watch: Stopwatch) -> Callable[[], None]:
-    """One rollout and the update on it."""
-    return lambda: no_value(model.learn(ENVS * STEPS, callback=watch, reset_num_timesteps=False))
-
-
-def no_value(_: Any) -> None:
-    """Drop a result, so that the whole call is timed."""
-
-
-def rest(whole: Sequence[float], part: Sequence[float]) -> list[float]:
-    """Seconds of the whole without the part."""
-    return [a - b for a, b in zip(whole, part, strict=True)]
 
 
 # Acting

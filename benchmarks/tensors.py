@@ -1,14 +1,15 @@
 """Speed of collecting and learning with 1,024 environments in tensors, against the same environments in numpy."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env as make_dummy_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks.harness import Pair, Row, interleave, parameters
-from benchmarks.online import Stopwatch, no_value, rest
 from rltransformers.agents import GTrXLPPO
 from rltransformers.envs import make_vec_env
 from rltransformers.policies.steps import Acting
@@ -24,6 +25,23 @@ class Peer:
 
     name: str
     make: Callable[[str], VecEnv]
+
+
+class Stopwatch(BaseCallback):
+    """Seconds that every rollout took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rollouts: list[float] = []
+
+    def _on_rollout_start(self) -> None:
+        self.began = time.perf_counter()
+
+    def _on_rollout_end(self) -> None:
+        self.rollouts.append(time.perf_counter() - self.began)
+
+    def _on_step(self) -> bool:
+        return True
 
 
 OURS = Peer("our NumPy environments", lambda env_id: make_vec_env(env_id, ENVS, seed=0))
@@ -60,18 +78,21 @@ def loop_rows(
     watches = Stopwatch(), Stopwatch()
 
     def iteration(model: GTrXLPPO, watch: Stopwatch) -> Callable[[], None]:
-        return lambda: no_value(model.learn(ENVS * STEPS, callback=watch, reset_num_timesteps=False))
+        def run() -> None:
+            model.learn(ENVS * STEPS, callback=watch, reset_num_timesteps=False)
+
+        return run
 
     whole = interleave(iteration(ours, watches[0]), iteration(theirs, watches[1]), repetitions)
     rollout = Pair(watches[0].rollouts[-repetitions:], watches[1].rollouts[-repetitions:])
-    update = rest(whole.ours, rollout.ours)
+    update = sum(whole.ours) - sum(rollout.ours)
     task, width = env_id.rpartition("/")[2].partition("-")[0], backbone["width"]
     setting = (
         f"{ENVS} environments x {STEPS} steps, epochs {epochs}, batches of a quarter; width {width}, "
         f"layers {backbone['layers']}, memory {backbone['memory']}, {parameters(ours.policy)} parameters"
     )
     form = "" if acting == "eager" else f", {acting}"
-    share = f"the update takes {sum(update) / sum(whole.ours):.0%} of ours"
+    share = f"the update takes {update / sum(whole.ours):.0%} of ours"
     for name, pair, bound, note in (("loop", whole, target, share), ("rollout", rollout, "", "")):
         row = pair.row(f"Tensors: {task}, width {width}{form}, {name}", setting, "steps/s", peer.name, bound, note=note)
         yield replace(row, ours=ENVS * STEPS / row.ours, peer=ENVS * STEPS / row.peer)

@@ -41,7 +41,9 @@ class Command:
 
 GTRXL, DECISION_TRANSFORMER = ("preset:gtrxl",), ("preset:decision_transformer",)
 COMMANDS = {
-    "gtrxl-loop": Command("online", "gtrxl_loop", "GTrXL: collecting and learning, against RecurrentPPO", laws=GTRXL),
+    "gtrxl-loop": Command(
+        "loops", "gtrxl_loop", "GTrXL: collecting and learning, against RecurrentPPO and two transformers", laws=GTRXL
+    ),
     "gtrxl-acting": Command(
         "online", "gtrxl_acting", "GTrXL: one step of all environments with cached memory", laws=GTRXL
     ),
@@ -49,7 +51,10 @@ COMMANDS = {
     "tensors-loop": Command("tensors", "tensors_loop", "1,024 environments in tensors, against the same in numpy"),
     "startup": Command("startup", "startup", "seconds until the package is imported and the command line answers"),
     "time-to-learn": Command(
-        "learning", "time_to_learn", "seconds to learn two small tasks, beside recurrent_ppo", laws=GTRXL
+        "learning",
+        "time_to_learn",
+        "seconds to learn five small tasks, beside recurrent_ppo and two transformers",
+        laws=GTRXL,
     ),
     "memory": Command("online", "memory", "GTrXL: bytes of memory per environment and of stored rollouts"),
     "dt-update": Command(
@@ -74,8 +79,10 @@ COMMANDS = {
     "acting-position": Command("catalogue", "acting", "every mixer: a step late in an episode against one early in it"),
     "encoders": Command("encoders", "encoders", "cost of encoders of an observation by its elements, the same way"),
 }
-CHOOSES = ("catalogue", "acting-position")
+CHOOSES = ("catalogue", "acting-position", "time-to-learn")
 """Commands that can measure some of their entries."""
+WITH_SOURCES = ("gtrxl-loop", "time-to-learn")
+"""Commands with peers that are read from a folder."""
 ENTRIES = {
     "catalogue": "time, FLOPs and kept bytes grow as declared, T to 8192",
     "acting-position": "a step at position 4,096 takes at most 1.1 times as long as at 32",
@@ -92,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if chosen.command == "all":
         return run_all(chosen.repetitions, chosen.threads)
+    if getattr(chosen, "sources", None) is not None:
+        os.environ["CONFORMANCE_SOURCES"] = str(chosen.sources.resolve())
     return run(chosen.command, chosen.repetitions, chosen.threads, getattr(chosen, "only", None))
 
 
@@ -107,8 +116,15 @@ def parser() -> argparse.ArgumentParser:
                 "--only",
                 nargs="+",
                 metavar="ENTRY",
-                help="measure these, such as mixer:gla, and keep the figures of others; catalogue: missing, "
-                "for all that have none",
+                help="measure these, such as mixer:gla or cue_recall, and keep the figures of others; catalogue: "
+                "missing, for all that have none",
+            )
+        if name in WITH_SOURCES:
+            one.add_argument(
+                "--sources",
+                type=Path,
+                metavar="FOLDER",
+                help="folder of the transformers of others; without it, a line says how to get each",
             )
     add_options(commands.add_parser("all", help="every command above, each in its own process"), "as per command")
     commands.add_parser("summary", help="Markdown table of the figures in docs/benchmarks")

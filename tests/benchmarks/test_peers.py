@@ -1,0 +1,117 @@
+"""How transformers of others are run beside ours; what they need is not installed here, and times are not tested."""
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from stable_baselines3.common.vec_env import VecEnv
+
+from benchmarks import learning, loops
+from benchmarks.learning import Clock, Learned, Task, note_of
+from benchmarks.peers import CleanRLEnvs, MarcoMeterEnvs, MarcoMeterWorker, Vectors, Watch
+from rltransformers.core.errors import ConfigError
+from rltransformers.envs import make_vec_env
+from tests.peers.sources import VARIABLE
+
+
+def cues(num_envs: int = 3) -> VecEnv:
+    return make_vec_env("rltransformers/CueRecall-v0", num_envs, seed=0, env_kwargs={"delay": 2})
+
+
+def test_numbers_of_a_few_become_vectors_and_returns_are_counted() -> None:
+    vectors = Vectors(make_vec_env("Taxi-v4", 2, seed=0), 200)
+    assert vectors.reset().shape == (2, 500)
+    assert vectors.observation_space.shape == (500,)
+    env = Vectors(cues(), 4)
+    env.reset()
+    ended = [env.step(np.zeros(3, int))[3] for _ in range(8)]
+    lengths = [episode[1] for step in ended for episode in step if episode is not None]
+    assert lengths and set(lengths) == {4}
+
+
+def test_actions_that_are_not_discrete_are_refused() -> None:
+    with pytest.raises(TypeError, match="discrete actions; got"):
+        Vectors(make_vec_env("Pendulum-v1", 1, seed=0), 200)
+
+
+def test_both_programs_see_the_same_episodes() -> None:
+    cleanrl, marcometer = CleanRLEnvs(Vectors(cues(), 4), Watch()), MarcoMeterEnvs(Vectors(cues(), 4))
+    workers = [MarcoMeterWorker(marcometer, row) for row in range(3)]
+    for worker in workers:
+        worker.send(("reset", None))
+    expected, _ = cleanrl.reset(0)
+    assert np.array_equal(np.stack([worker.recv() for worker in workers]), expected)
+    for t in range(9):
+        actions = np.arange(3)[:, None] + t & 1
+        expected, rewards, ends, _, infos = cleanrl.step(actions)
+        for worker, action in zip(workers, actions, strict=True):
+            worker.send(("step", action))
+        for row, worker in enumerate(workers):
+            observation, reward, end, info = worker.recv()
+            assert (reward, end) == (rewards[row], ends[row])
+            if end:
+                assert info is not None and info["reward"] == infos["final_info"][row]["episode"]["r"]
+                worker.send(("reset", None))
+                observation = worker.recv()
+            assert np.array_equal(observation, expected[row])
+
+
+def test_the_clock_stops_while_weights_are_evaluated_and_ends_what_takes_too_long() -> None:
+    task = Task("task", {}, 1, aim=1.0, every=100)
+
+    def slow() -> float:
+        until = time.process_time() + 0.05
+        while time.process_time() < until:
+            pass
+        return 0.5
+
+    clock = Clock(task, limit=100.0)
+    clock.start()
+    assert clock.goes_on(99, lambda: pytest.fail("too early"))
+    assert all(clock.goes_on(steps, slow) for steps in (100, 200, 300))
+    assert clock.run.seconds < 0.05
+    assert not clock.goes_on(400, lambda: 1.0)
+    assert clock.run.reached and clock.run.steps == 400
+    over = Clock(task, limit=1e-9)
+    over.start()
+    assert not over.goes_on(50, slow)
+    assert not over.run.reached
+
+
+def test_a_note_says_what_was_not_reached() -> None:
+    runs = [Learned(1.0, 2048, True), Learned(2.0, 4096, True), Learned(60.0, 70_000, False)]
+    assert note_of(runs) == "2 of 3 after 2,048 to 4,096 steps (median 3,072), not within 70,000 steps"
+    assert note_of(runs[2:]) == "0 of 1, not within 70,000 steps"
+
+
+def test_an_unknown_task_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown task 'cartpole'"):
+        next(learning.time_to_learn(only=["cartpole"]))
+
+
+def test_without_the_folder_the_rows_are_of_recurrent_ppo_and_a_line_says_how_to_get_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Worker:
+        def __init__(self, folder: Any, system: str, program: Any) -> None:
+            self.seconds = 2.0 if system in ("ours", "compiled", "wide") else 6.0
+
+        def ask(self) -> str:
+            parts = {"whole": self.seconds, "rollout": self.seconds / 4, "update": self.seconds * 3 / 4}
+            return json.dumps(parts | {"memory": 1e6 * self.seconds, "parameters": 10})
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr("benchmarks.past.Worker", Worker)
+    rows = list(loops.gtrxl_loop(repetitions=2))
+    assert {row.peer_name for row in rows} == {"RecurrentPPO"}
+    assert {row.ratio for row in rows} == {3.0}
+    assert [row.name for row in rows[:4]] == [f"GTrXL loop{part}" for part in ("", ": rollout", ": update", ": memory")]
+    assert (rows[0].ours, rows[3].ours) == (16 * 512 / 2.0, 2.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["CleanRL ppo_trxl", "episodic-transformer-memory-ppo"]
+    assert all("not run; in the folder of --sources: git clone" in line for line in lines)
