@@ -233,7 +233,7 @@ CLEANRL = Program(
     "CleanRL ppo_trxl",
     SOURCES["cleanrl"],
     train_cleanrl,
-    {  # docs/rl-algorithms/ppo-trxl.md, but for the number of steps, 25,000
+    {  # its documentation, but for the number of steps, 25,000
         "num_steps": 128, "num_minibatches": 8, "update_epochs": 4, "trxl_num_layers": 4, "trxl_num_heads": 1,
         "trxl_dim": 64, "trxl_memory_length": 16, "trxl_positional_encoding": "none", "vf_coef": 0.1,
         "max_grad_norm": 0.5, "init_lr": 3e-4, "init_ent_coef": 0.001, "clip_coef": 0.2,
