@@ -27,8 +27,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu_agents import AGENTS, COMPILED
+from benchmarks.gpu_loop import loop
 from benchmarks.harness import RESULTS, ROOT, Row, absolute, interleave, line, parameters, repeat, report
 from rltransformers.algorithms.decision import step_losses
 from rltransformers.algorithms.ppo import PPOWeights, ppo_loss
@@ -47,6 +49,8 @@ OBSERVATIONS = spaces.Box(-1.0, 1.0, (17,), np.float32)
 MOVES, CHOICES = spaces.Box(-1.0, 1.0, (6,), np.float32), spaces.Discrete(6)
 LAWS = ("tests/attention/test_contract.py", "tests/backbone/test_combinations.py")
 LAW_DEVICE = "RLTRANSFORMERS_LAW_DEVICE"
+PEAKS = {"A100": 312, "H100": 989, "H200": 989}
+"""TFLOP/s of dense bfloat16 products that the maker names, by a word of the device's name."""
 WEIGHTS = PPOWeights(clip_range=0.2, clip_range_vf=None, ent_coef=0.01, vf_coef=0.5)
 
 
@@ -70,6 +74,9 @@ class Sizes:
     heads: int
     window: int
     lengths: tuple[int, ...]
+    tensors: tuple[tuple[dict[str, Any], int], ...]  # networks, and the steps per second that each should reach
+    tensor_envs: tuple[int, ...]
+    tensor_steps: int
     steps: int
     updates: int
     repetitions: int
@@ -92,6 +99,12 @@ FULL = Sizes(
     heads=8,
     window=512,
     lengths=(1024, 4096, 16384, 65536),
+    tensors=(
+        ({"preset": "gtrxl", "width": 64, "layers": 2, "heads": 4, "memory": 64, "ff_width": 64}, 1_000_000),
+        ({"preset": "gtrxl", "width": 384, "layers": 3, "heads": 8, "memory": 64}, 100_000),
+    ),
+    tensor_envs=(4096, 16384),
+    tensor_steps=32,
     steps=20_480,
     updates=800,
     repetitions=5,
@@ -113,6 +126,9 @@ TINY = Sizes(
     heads=2,
     window=4,
     lengths=(8, 16),
+    tensors=(({"preset": "gtrxl", "width": 16, "layers": 2, "heads": 2, "memory": 4}, 1_000),),
+    tensor_envs=(8,),
+    tensor_steps=8,
     steps=1_024,
     updates=30,
     repetitions=1,
@@ -344,7 +360,21 @@ def decision_update(sizes: Sizes, device: str, seconds: float) -> Iterator[Row]:
         f"{described(sizes.decision)}, K {context} ({3 * context} tokens), batch {batch}, bf16 autocast, forward,"
         f" backward, clipping, AdamW; {parameters(policy):,} parameters"
     )
-    yield from measured("DT update", setting, "ms per update", update, sizes.repetitions, device)
+    for row in measured("DT update", setting, "ms per update", update, sizes.repetitions, device):
+        yield row
+        if row.name == "DT update":
+            yield products_per_second(row, update)
+
+
+def products_per_second(row: Row, work: Callable[[], None]) -> Row:
+    """Floating-point operations of matrix products and attention in ``work``, by the milliseconds of ``row``."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    rate = counter.get_total_flops() / (1e9 * row.ours)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    peak = next((peak for name, peak in PEAKS.items() if name in device), None)
+    note = "" if peak is None else f"{rate / peak:.1%} of the {peak} that the card can do; goal 40 %"
+    return absolute(f"{row.name}, operations", row.setting, "TFLOP/s", [rate], note=note)
 
 
 def gtrxl_update(sizes: Sizes, device: str, seconds: float) -> Iterator[Row]:
@@ -425,6 +455,19 @@ def attention(sizes: Sizes, device: str, seconds: float) -> Iterator[Row]:
         yield from measured(f"banded, {position}, T {time_}", setting, "ms", work, sizes.repetitions, device)
 
 
+# Environments in tensors
+
+
+def tensors(sizes: Sizes, device: str, seconds: float) -> Iterator[Row]:
+    """Collecting and learning with environments in tensors on the device."""
+    del seconds
+    for (backbone, goal), envs in itertools.product(sizes.tensors, sizes.tensor_envs):
+        yield from loop(backbone, envs, sizes.tensor_steps, goal, sizes.repetitions, device)
+    if device != "cpu":  # at last, because it takes the longest to begin
+        (backbone, goal), envs = sizes.tensors[0], sizes.tensor_envs[0]
+        yield from loop(backbone, envs, sizes.tensor_steps, goal, sizes.repetitions, device, updates="compiled")
+
+
 # Agents
 
 
@@ -477,13 +520,14 @@ class Part:
 
 
 PARTS = {
-    "laws": Part(laws, 240),
+    "laws": Part(laws, 180),
     "graph": Part(graph, 30),
     "dt-update": Part(decision_update, 20),
     "gtrxl-update": Part(gtrxl_update, 20),
     "acting": Part(acting, 40),
-    "attention": Part(attention, 40),
-    "agents": Part(agents, 150),
+    "attention": Part(attention, 30),
+    "tensors": Part(tensors, 80),
+    "agents": Part(agents, 140),
 }
 
 
@@ -551,6 +595,10 @@ USED: dict[str, Callable[[Sizes], str]] = {
     "dt-update": lambda sizes: f"{described(sizes.decision)}, K {sizes.context}, batch {sizes.decision_batch}",
     "gtrxl-update": lambda sizes: f"{described(sizes.gtrxl)}, {sizes.segments} segments of {sizes.segment_steps}",
     "acting": lambda sizes: f"{described(sizes.acting)}, envs {', '.join(map(str, sizes.envs))}",
+    "tensors": lambda sizes: (
+        f"{'; '.join(described(backbone) for backbone, _ in sizes.tensors)}; envs"
+        f" {', '.join(map(str, sizes.tensor_envs))} x {sizes.tensor_steps} steps"
+    ),
     "agents": lambda sizes: f"{sizes.steps:,} steps online, {sizes.updates:,} updates offline",
     "attention": lambda sizes: f"width {sizes.width}, window {sizes.window}, T {', '.join(map(str, sizes.lengths))}",
 }
