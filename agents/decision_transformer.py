@@ -6,7 +6,7 @@ Read from top to bottom: the constructor, ``learn`` and its update, ``predict``,
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -46,7 +46,14 @@ from rltransformers.policies.steps import Acting
 from rltransformers.training.actor import Actor
 from rltransformers.training.evaluation import EvaluationEpisode, EvaluationResult, result_of
 from rltransformers.training.interval_log import IntervalLog
-from rltransformers.training.offline.data import check_longest, data_parts, highest_to_go, statistics_of, summary_of
+from rltransformers.training.offline.data import (
+    check_longest,
+    data_parts,
+    fitted_context,
+    highest_to_go,
+    statistics_of,
+    summary_of,
+)
 from rltransformers.training.offline.episodes import evaluate_decisions, open_environments
 from rltransformers.training.offline.loss import decision_loss, loss_numbers
 from rltransformers.training.offline.playing import OnlineLearner, Turn
@@ -86,13 +93,15 @@ class DecisionTransformer(OnlineLearner):
         dataset: what ``rltransformers.data.load_trajectories`` takes: an id of Minari, D4RL or OGBench, a file or
             folder of episodes, a data set of Hugging Face, a buffer of Stable-Baselines3, a list of dicts, or
             ``Trajectories``.
-        context_length: steps K of a training window; windows longer than the backbone's memory train that memory.
+        context_length: steps K of a training window; windows longer than the backbone's memory train that memory. None
+            takes the longest episode of the data if it has at most 64 steps, else 20.
         learning_rate, weight_decay: of AdamW.
         warmup_steps: updates over which the learning rate rises linearly (the paper: 10,000 of 100,000); None takes a
             tenth of those that the first ``learn`` is asked for (or of ``decay_steps`` where that is less), at most
             1,000. The model keeps that number: further calls and a loaded model go on with it.
         decay_steps: update at which a cosine that follows the warm-up has brought the learning rate to a tenth, where
-            it stays; None keeps it constant.
+            it stays; 0 keeps it constant. None: it falls over every call of ``learn`` anew, and over a call that
+            finishes a stopped one as it would have; ``learn_online`` leaves it where it is.
         batch_size: windows per update.
         max_grad_norm: larger gradients are scaled down to this norm.
         return_scale: return-to-go is divided by it before the network sees it; None takes the root mean square of
@@ -130,8 +139,8 @@ class DecisionTransformer(OnlineLearner):
             (receding horizon of Diffusion Policy, arXiv 2303.04137). ``policies/action_chunks.py`` has the whole idea.
         validation: share of the episodes that no update sees, whole ones that the seed chooses; ``validate`` says how
             well their actions are predicted, without an environment. Statistics and returns are of the others alone.
-        whole_episodes: every window is a whole episode (context_length must cover the longest), which wastes less on
-            padding when episodes are about as long as the context.
+        whole_episodes: every window is a whole episode, as acting sees it, not one that begins anywhere; None: wherever
+            ``context_length`` covers the longest episode, and only there.
         acting_mode: what happens when an episode outgrows the context, see ``Decider``; "auto" is "banded" when the
             backbone's memory is below ``context_length`` - 1, else "refresh".
         acting: "compiled" takes steps of acting as machine code, made once per kind of model and machine (about half a
@@ -149,6 +158,11 @@ class DecisionTransformer(OnlineLearner):
     """
 
     kind = "DecisionTransformer"
+    earlier_defaults: ClassVar[dict[str, Any]] = {
+        "context_length": 20, "learning_rate": 1e-4, "decay_steps": 0, "whole_episodes": False,
+        "policy_kwargs": {"backbone": "decision_transformer"},
+    }  # fmt: skip
+    """Keywords with which all is as the defaults were until November 2026."""
 
     @strict
     def __init__(
@@ -156,11 +170,11 @@ class DecisionTransformer(OnlineLearner):
         policy: str,
         dataset: Any,
         *,
-        context_length: ContextLength = 20,
-        learning_rate: LearningRate = 1e-4,
+        context_length: ContextLength | None = None,
+        learning_rate: LearningRate = 1e-3,
         weight_decay: Weight = 1e-4,
         warmup_steps: WholeNumber | None = None,
-        decay_steps: Count | None = None,
+        decay_steps: WholeNumber | None = None,
         batch_size: BatchSize = 64,
         max_grad_norm: PositiveNumber = 0.25,
         return_scale: PositiveNumber | None = None,
@@ -170,7 +184,7 @@ class DecisionTransformer(OnlineLearner):
         mode: Mode = "dt",
         advantage_kwargs: Mapping[str, Any] | None = None,
         top_fraction: Fraction = 1.0,
-        whole_episodes: bool = False,
+        whole_episodes: bool | None = None,
         acting_mode: ActingMode | Literal["auto"] = "auto",
         acting: Acting = "eager",
         return_head: ReturnHead | None = None,
@@ -194,6 +208,9 @@ class DecisionTransformer(OnlineLearner):
         if mode != "dt" and return_scale is not None:
             raise ConfigError(f"mode {mode!r} has no return tokens, so return_scale has no effect; leave it at None")
         device, options = find_device(device), check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
+        if context_length is None:
+            dataset = load_trajectories(dataset)
+            context_length = fitted_context(dataset)
         return_in = return_in or ("sequence" if return_head is None else "condition")
         backbone = backbone_config(policy_kwargs, mode, context_length, return_in)
         if acting_mode == "auto":  # whether the memory of the backbone limits the view, or the context does
@@ -273,6 +290,8 @@ class DecisionTransformer(OnlineLearner):
                 check_longest(self.policy.backbone, part.trajectories)
         self._choose_warmup(gradient_steps)
         total_timesteps = self.num_timesteps + gradient_steps
+        if self._decay[1] != total_timesteps and self.settings.decay_steps is None:
+            self._decay = self.num_timesteps, total_timesteps
         callback = self._begin_callbacks(callback, tb_log_name, progress_bar, total_timesteps)
         callback.on_training_start(locals(), globals())
         sampler = self._with_advantages(sampler, progress_bar)
@@ -326,7 +345,8 @@ class DecisionTransformer(OnlineLearner):
         loss.backward()
         sharing.sum_in_place(weight.grad for weight in policy.actor_parameters())
         norm = torch.nn.utils.clip_grad_norm_(policy.actor_parameters(), settings.max_grad_norm)
-        factor = learning_rate_factor(step, settings.warmup_steps or 0, settings.decay_steps)
+        decay = self._decay if settings.decay_steps is None else (0, settings.decay_steps)
+        factor = learning_rate_factor(step, settings.warmup_steps or 0, decay)
         for group in self._optimizer.param_groups:
             group["lr"] = settings.learning_rate * factor
         self._optimizer.step()

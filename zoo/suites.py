@@ -333,6 +333,8 @@ def config_hash(config: ExperimentConfig, kind: str = "run", transfers: Mapping[
             today["scale_rewards"] = False  # it scales what is scaled already no more
         earlier.pop("learning_rate", None)  # which every config of the first results gave
         values["algorithm"] = {name: each for name, each in today.items() if (name, each) not in earlier.items()}
+    elif config.algorithm.get("whole_episodes") is False:  # as the default was
+        values["algorithm"] = {name: each for name, each in config.algorithm.items() if name != "whole_episodes"}
     parts = [kind, values]
     if transfers:
         played = {name: asdict(transfer) for name, transfer in transfers.items()}

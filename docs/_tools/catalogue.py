@@ -33,7 +33,7 @@ from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.readouts.catalogue import READOUTS
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
 from rltransformers.policies.several_modes import ActionHeadOptions
-from rltransformers.training.offline.settings import AdvantageOptions, CriticOptions
+from rltransformers.training.offline.settings import SIZES, AdvantageOptions, CriticOptions
 from rltransformers.training.runs.experiment import BASELINES, RESTARTING, AgentName, ExperimentConfig
 
 PATH = Path(__file__).resolve().parents[2] / "rltransformers" / "cli" / "catalogue.json"
@@ -199,10 +199,10 @@ def _of_record(record: type, prefix: str) -> Iterator[Setting]:
 
 
 def _backbone_by_agent() -> Iterator[Setting]:
-    """A decision_transformer starts from the preset of its name, the others that have a backbone from gtrxl."""
+    """A decision_transformer starts from a small form of its preset, the others that have a backbone from gtrxl."""
     preset = AgentName.DECISION_TRANSFORMER.value
     others = [agent.value for agent in AgentName if agent not in (preset, *BASELINES)]
-    defaults = {**PLAIN, **PRESETS[preset].overrides}
+    defaults = {**PLAIN, **PRESETS[preset].overrides, **SIZES}
     own = {name: plain_default(value) for name, value in defaults.items()} | OF_DECISION_TRANSFORMER
     for entry in _backbone():
         default = own.get(entry["key"].removeprefix("backbone."), entry["default"])
@@ -218,7 +218,7 @@ def _backbone() -> Iterator[Setting]:
         "backbone.preset",
         str,
         "gtrxl",
-        "The combination of a paper that other settings change; decision_transformer has one of its name",
+        "The combination of a paper that other settings change; decision_transformer has one of its name, made smaller",
     ) | {"names": sorted(PRESETS)}
     explained = explanations(BackboneConfig)
     hints = typing.get_type_hints(BackboneConfig, include_extras=True)

@@ -103,19 +103,20 @@ def difference(
 
 
 def default_warmup(updates: int, decay_steps: int | None = None) -> int:
-    """Warm-up of a run of so many updates: a tenth of them, or of ``decay_steps`` where that is less, at most 1,000."""
+    """Warm-up of a run of so many updates: a tenth of them, or of a decay where that is less, at most 1,000."""
     return min(1_000, min(updates, decay_steps or updates) // 10)
 
 
-def learning_rate_factor(step: int, warmup_steps: int, decay_steps: int | None = None) -> float:
+def learning_rate_factor(step: int, warmup_steps: int, decay: tuple[int, int] = (0, 0)) -> float:
     """Linear warm-up, (step + 1) / warmup_steps, then 1; ``step`` counts finished updates.
 
-    With ``decay_steps`` a cosine takes it from 1 after the warm-up to 0.1 at that step, where it stays (the schedule of
-    the paper's Atari experiments, there counted in tokens).
+    From the first step of ``decay`` (or the end of the warm-up) a cosine takes it to 0.1 at the last one, where it
+    stays (the schedule of the paper's Atari experiments, there counted in tokens); with a last one of 0 it stays at 1.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
-    if decay_steps is None:
+    begin, end = max(decay[0], warmup_steps), decay[1]
+    if end == 0:
         return 1.0
-    progress = min(1.0, (step - warmup_steps) / max(1, decay_steps - warmup_steps))
+    progress = min(1.0, (step - begin) / max(1, end - begin))
     return max(0.1, 0.5 * (1.0 + math.cos(math.pi * progress)))

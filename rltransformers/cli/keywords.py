@@ -25,7 +25,7 @@ from rltransformers.envs.make import check_wrapper
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.token_backbone import check_dropout
-from rltransformers.training.offline.settings import PolicySettings, backbone_config
+from rltransformers.training.offline.settings import USUAL_CONTEXT, PolicySettings, backbone_config
 from rltransformers.training.online.on_policy_agent import check_batch_size
 from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.runs.experiment import BASELINES, AgentName, ExperimentConfig
@@ -105,8 +105,8 @@ def check_config(config: ExperimentConfig, new: bool = True) -> None:
         if "n_steps" in algorithm:
             check_batch_size(algorithm["batch_size"], algorithm["n_steps"])
     elif config.agent is AgentName.DECISION_TRANSFORMER:
-        given = [algorithm[name] for name in ("mode", "context_length", "return_in")]
-        backbone_config(offline_policy(config), *given)
+        context = algorithm["context_length"] or USUAL_CONTEXT  # None fits data, which only the run reads
+        backbone_config(offline_policy(config), algorithm["mode"], context, algorithm["return_in"])
 
 
 def offline_policy(config: ExperimentConfig) -> dict[str, Any]:

@@ -67,7 +67,8 @@ class ContextSampler:
     Args:
         context_length: K, the steps of a window.
         discount: of the return-to-go; Decision Transformer uses 1.
-        whole_episodes: draw episodes uniformly and always from their first step, as acting with such a K sees them.
+        whole_episodes: draw episodes uniformly and always from their first step, as acting with such a K sees them;
+            None where K covers the longest episode.
         chunk: k, actions of a ``ChunkTargets``; 1 for none.
         device: where the data are kept and batches are made.
 
@@ -81,7 +82,7 @@ class ContextSampler:
         context_length: int,
         *,
         discount: float = 1.0,
-        whole_episodes: bool = False,
+        whole_episodes: bool | None = None,
         chunk: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -92,6 +93,7 @@ class ContextSampler:
                 f"whole_episodes needs context_length >= {longest}, the longest episode, got {context_length}; "
                 f"raise it or leave whole_episodes out"
             )
+        whole_episodes = context_length >= longest if whole_episodes is None else whole_episodes
         self.trajectories = trajectories
         self.context_length, self.chunk = context_length, chunk
         self.device = torch.device(device)

@@ -214,9 +214,9 @@ def test_the_parameters_after_some_updates_are_those_of_a_plain_loop(kind: str, 
         "polyak": 0.3, "actor_average": 0.6,
     }  # fmt: skip
     model = DecisionTransformer(
-        "DTPolicy", data, context_length=5, batch_size=6, learning_rate=0.01, warmup_steps=0, weight_decay=0.1, seed=1,
-        normalize_observations=False, max_grad_norm=1e6, device="cpu", return_head="expectile", expectile=0.8,
-        critic=name, critic_kwargs=options,
+        "DTPolicy", data, context_length=5, batch_size=6, learning_rate=0.01, decay_steps=0, warmup_steps=0,
+        weight_decay=0.1, seed=1, normalize_observations=False, max_grad_norm=1e6, device="cpu",
+        return_head="expectile", expectile=0.8, critic=name, critic_kwargs=options,
         policy_kwargs={"backbone": {"width": 8, "layers": 1, "heads": 1, "dropout": 0.0}},
     )  # fmt: skip
     policy = copy.deepcopy(model.policy)

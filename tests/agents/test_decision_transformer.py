@@ -27,7 +27,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import Tensor
 
 from rltransformers.agents import DecisionTransformer
-from rltransformers.core.checkpoint import save_checkpoint
+from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.data import ContextBatch, Trajectories, load_trajectories
 from rltransformers.policies.decider import Decider
@@ -306,7 +306,7 @@ def test_the_learning_rate_rises_over_the_warm_up_and_then_stays_or_decays(data:
         model = make(data, learning_rate=0.4, warmup_steps=4, weight_decay=0.0, **settings)
         return [model.learn(1)._optimizer.param_groups[0]["lr"] for _ in range(10)]
 
-    assert rates() == pytest.approx([0.1, 0.2, 0.3, *[0.4] * 7])
+    assert rates(decay_steps=0) == pytest.approx([0.1, 0.2, 0.3, *[0.4] * 7])
     decayed = [0.1, 0.2, 0.3, 0.4, 0.4, 0.2 + 0.2 * np.sqrt(0.5), 0.2, 0.2 - 0.2 * np.sqrt(0.5), 0.04, 0.04]
     assert rates(decay_steps=8) == pytest.approx(decayed)
 
@@ -325,24 +325,44 @@ def test_a_warm_up_that_is_left_open_is_a_tenth_of_the_updates(
     assert model._optimizer.param_groups[0]["lr"] == pytest.approx(0.4 / warmup)
 
 
-def test_a_resumed_run_keeps_the_warm_up_of_the_first_call(data: Trajectories, tmp_path: Path) -> None:
-    def rates(model: DecisionTransformer, updates: int, stop: int = 10**6) -> list[float]:
-        seen: list[float] = []
+def rates(model: DecisionTransformer, updates: int, stop: int = 10**6) -> list[float]:
+    """The learning rate of every update until the last one, or the one before which somebody stops."""
+    seen: list[float] = []
 
-        def look(*_: Any) -> bool:
-            seen.append(model._optimizer.param_groups[0]["lr"])
-            return len(seen) < stop
+    def look(*_: Any) -> bool:
+        seen.append(model._optimizer.param_groups[0]["lr"])
+        return len(seen) < stop
 
-        model.learn(updates, callback=look)
-        return seen
+    model.learn(updates, callback=look)
+    return seen
 
-    whole = make(data, warmup_steps=None)
+
+def test_a_decay_that_is_left_open_takes_every_call_anew(data: Trajectories) -> None:
+    model = make(data, learning_rate=0.4, warmup_steps=2)
+    assert rates(model, 6) == pytest.approx([0.2, 0.4, 0.4, 0.2 + 0.2 * np.sqrt(0.5), 0.2, 0.2 - 0.2 * np.sqrt(0.5)])
+    assert rates(model, 2) == pytest.approx([0.4, 0.2])
+    assert [*rates(model, 1), *rates(model, 1)] == pytest.approx([0.4, 0.4])
+
+
+def test_a_model_from_before_such_decays_keeps_its_rate(data: Trajectories, tmp_path: Path) -> None:
+    model = make(data, learning_rate=0.4, warmup_steps=0).learn(1)
+    model.save(tmp_path / "saved")
+    saved = load_checkpoint(tmp_path / "saved", "DecisionTransformer")
+    del saved.tensors["decay"]
+    save_checkpoint(tmp_path / "saved", "DecisionTransformer", saved.settings, saved.tensors)
+    assert rates(DecisionTransformer.load(tmp_path / "saved", data), 3) == pytest.approx([0.4] * 3)
+
+
+def test_a_resumed_run_keeps_the_schedule_of_the_first_call(data: Trajectories, tmp_path: Path) -> None:
+    whole = make(data, warmup_steps=None, learning_rate=0.4)
     expected = rates(whole, 40)
-    part = make(data, warmup_steps=None)
+    part = make(data, warmup_steps=None, learning_rate=0.4)
     begun = rates(part, 40, stop=2)
     part.save(tmp_path / "last")
     resumed = DecisionTransformer.load(tmp_path / "last", data)
-    assert begun + rates(resumed, 38) == expected == pytest.approx([2.5e-5, 5e-5, 7.5e-5, *[1e-4] * 37])
+    assert begun + rates(resumed, 38) == expected
+    assert expected[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+    assert expected[22] == pytest.approx(0.2)  # half of the way from 4 to 40
     assert torch.equal(weights(whole), weights(resumed))
 
 
@@ -452,6 +472,30 @@ def test_observations_are_standardized_whatever_their_scale() -> None:
         assert true > 0 and used == 1.0
     used, true = deviations(changes, 1e-16 * changes, 1e-4 * changes, 0 * changes)
     np.testing.assert_allclose(used, [true[0], 1.0, true[2], 1.0], rtol=1e-4)
+
+
+def one_episode(steps: int) -> Trajectories:
+    recorded = {
+        "observations": np.zeros((steps + 1, 1), np.float32),
+        "actions": np.zeros((steps, 1), np.float32),
+        "rewards": np.ones(steps, np.float32),
+    }
+    return Trajectories.from_episodes([recorded], action_space=spaces.Box(-1.0, 1.0, (1,)))
+
+
+@pytest.mark.parametrize(("longest", "context"), [(1, 1), (12, 12), (64, 64), (65, 20)])
+def test_the_defaults_fit_the_episodes(longest: int, context: int) -> None:
+    model = DecisionTransformer("DTPolicy", one_episode(longest), device="cpu")
+    assert model.settings.context_length == context
+    assert model._sampler is not None and model._sampler.windows == (1 if longest == context else longest + 19)
+    sizes = model.backbone_config
+    assert (sizes.width, sizes.layers, sizes.heads, sizes.memory) == (64, 2, 2, context - 1)
+    earlier = DecisionTransformer(
+        "DTPolicy", one_episode(longest), device="cpu", **DecisionTransformer.earlier_defaults
+    )
+    assert earlier._sampler is not None and earlier._sampler.windows == longest + 19
+    sizes = earlier.backbone_config
+    assert (sizes.width, sizes.layers, sizes.heads, sizes.memory) == (128, 3, 1, 19)
 
 
 def test_whole_episodes_can_be_the_windows(data: Trajectories) -> None:

@@ -24,7 +24,7 @@ def weights(sampler: ContextSampler) -> Counter[int]:
 
 @pytest.mark.parametrize("context", [1, 4, 7, 20])
 def test_every_step_lies_in_exactly_as_many_windows_as_the_context_is_long(data: Trajectories, context: int) -> None:
-    sampler = ContextSampler(data, context)
+    sampler = ContextSampler(data, context, whole_episodes=False)
     assert sampler.windows == data.steps + len(data) * (context - 1)
     counts = weights(sampler)
     assert len(counts) == data.steps
@@ -38,6 +38,11 @@ def test_whole_episodes_weigh_every_step_once(data: Trajectories) -> None:
     assert (sampler.sample(50, seeded()).timestep[:, 0] == 0).all()
     with pytest.raises(ConfigError, match="needs context_length >= 12"):
         ContextSampler(data, 11, whole_episodes=True)
+
+
+def test_windows_are_whole_episodes_where_they_hold_the_longest(data: Trajectories) -> None:
+    assert ContextSampler(data, 12).windows == len(data)
+    assert ContextSampler(data, 11).windows == data.steps + len(data) * 10
 
 
 def test_draws_are_uniform_over_the_windows(data: Trajectories) -> None:

@@ -140,7 +140,7 @@ class AdvantageLearner:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(network.parameters(), settings.max_grad_norm)
             for group in optimizer.param_groups:
-                factor = learning_rate_factor(update, options.updates // 10, options.updates)
+                factor = learning_rate_factor(update, options.updates // 10, (0, options.updates))
                 group["lr"] = options.learning_rate * factor
             optimizer.step()
             trunk.backbone.constrain_()

@@ -22,10 +22,13 @@ from rltransformers.core.values import named
 from rltransformers.data import Trajectories
 from rltransformers.data.description import NEAR, return_gaps
 from rltransformers.policies.returns import MAX_SCALED
-from rltransformers.training.offline.settings import Settings
+from rltransformers.training.offline.settings import USUAL_CONTEXT, Settings
 
 ROUNDING = 1e-6
 """Deviation by the size of numbers up to which it is rounding: some steps of float32, which are 1.2e-7 wide."""
+
+LONGEST_FITTED = 64
+"""Steps of an episode up to which a context takes it whole: an update costs about as much as it has steps."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,12 @@ class DataParts(NamedTuple):
     training: Trajectories
     validation: Trajectories | None = None
     held_out: HeldOut | None = None
+
+
+def fitted_context(data: Trajectories) -> int:
+    """The steps of the longest episode where they are at most ``LONGEST_FITTED``, else the usual number."""
+    longest = int(data.lengths.max())
+    return longest if longest <= LONGEST_FITTED else USUAL_CONTEXT
 
 
 def data_parts(data: Trajectories, settings: Settings, held_out: HeldOut | None = None) -> DataParts:

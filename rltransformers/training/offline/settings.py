@@ -9,7 +9,6 @@ from annotated_types import Ge, Gt, Le, Lt
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, refuse_unknown
 from rltransformers.core.ranges import (
-    Count,
     Fraction,
     PositiveNumber,
     UnitInterval,
@@ -29,6 +28,10 @@ from rltransformers.policies.steps import Acting
 
 Mode = Literal["dt", "advantage", "bc"]
 ContextLength = Annotated[int, Ge(1), Le(10**5)]
+USUAL_CONTEXT = 20
+"""That of the published models."""
+SIZES = {"width": 64, "layers": 2, "heads": 2}
+"""Of a backbone for which no preset is named."""
 LearningRate = Annotated[float, Gt(0), Le(1e6)]
 Updates = Annotated[int, Ge(0), Lt(2**63)]
 BatchSize = Annotated[int, Ge(1), Le(10**6)]
@@ -130,11 +133,11 @@ class PolicySettings(TypedDict, total=False):
 class Settings:
     """The scalar settings of ``DecisionTransformer``, checked; a checkpoint holds them all."""
 
-    context_length: ContextLength = 20
-    learning_rate: LearningRate = 1e-4
+    context_length: ContextLength = USUAL_CONTEXT
+    learning_rate: LearningRate = 1e-3
     weight_decay: Weight = 1e-4
     warmup_steps: WholeNumber | None = None
-    decay_steps: Count | None = None
+    decay_steps: WholeNumber | None = None
     batch_size: BatchSize = 64
     max_grad_norm: PositiveNumber = 0.25
     discount: Fraction = 1.0
@@ -142,7 +145,7 @@ class Settings:
     normalize_observations: bool = True
     mode: Mode = "dt"
     top_fraction: Fraction = 1.0
-    whole_episodes: bool = False
+    whole_episodes: bool | None = None
     acting_mode: ActingMode = "refresh"
     acting: Acting = "eager"
     seed: WholeNumber = 0
@@ -160,9 +163,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.decay_steps is not None and self.decay_steps <= (self.warmup_steps or 0):
+        if self.decay_steps and self.decay_steps <= (self.warmup_steps or 0):
             raise ConfigError(
-                f"decay_steps ({self.decay_steps}) must lie beyond warmup_steps ({self.warmup_steps}), or be None"
+                f"decay_steps ({self.decay_steps}) must lie beyond warmup_steps ({self.warmup_steps}), or be 0"
             )
         if self.mode == "bc" and (self.delayed_reward or self.discount != 1):
             raise ConfigError(
@@ -241,7 +244,8 @@ def backbone_config(
     chosen = options.get("backbone") or {}
     if isinstance(chosen, str):
         chosen = {"preset": chosen}
-    values |= chosen.to_dict() if isinstance(chosen, BackboneConfig) else dict(chosen)
+    chosen = chosen.to_dict() if isinstance(chosen, BackboneConfig) else dict(chosen)
+    values |= chosen if "preset" in chosen else SIZES | chosen
     check_tokens(values.setdefault("tokens_per_step", tokens_of(mode, return_in)), mode, return_in)
     return BackboneConfig.from_dict(values)
 

@@ -65,6 +65,7 @@ from rltransformers.training.offline.huggingface import HUGGINGFACE_MODEL, read_
 from rltransformers.training.offline.loss import CriticLearner, EntropyBound
 from rltransformers.training.offline.one_step import OneStep
 from rltransformers.training.offline.settings import (
+    USUAL_CONTEXT,
     ContextLength,
     Settings,
     Updates,
@@ -141,6 +142,7 @@ class StoredDecisionTransformer:
                 self._advantage = AdvantageLearner(trunk, settings, advantage, summary.range_to_go, device)
         self.policy.eval()
         self._online, self._replay = OnlineCounts(), cast(EpisodeReplay | None, None)
+        self._decay = 0, 0  # first and last update of the newest ``learn``, where no setting says them
         self._held_out: HeldOut | None = None
         dense = self.policy.head.dense_boxes()
         self._entropy = EntropyBound(sum(leaf.components for _, leaf in dense), device) if dense else None
@@ -291,6 +293,7 @@ class StoredDecisionTransformer:
             return
         tensors = self.get_parameters() | {
             "updates": self.num_timesteps,
+            "decay": self._decay,
             "interval": self._interval,
             "generators": {"action": self._action_noise.bit_generator.state},
         }
@@ -347,7 +350,7 @@ class StoredDecisionTransformer:
         state_mean: Any = None,
         state_std: Any = None,
         return_scale: PositiveNumber = 1000.0,
-        context_length: ContextLength = 20,
+        context_length: ContextLength = USUAL_CONTEXT,
         acting_mode: ActingMode = "recompute",
         environment: str | None = None,
         dataset: Any = None,
@@ -451,6 +454,8 @@ class StoredDecisionTransformer:
         stored, weights = saved.settings, check(saved.tensors["policy"], Mapping[str, Any], "policy")
         spaces = (space_from_json(stored["observation_space"]), space_from_json(stored["action_space"]))
         settings, highest = read_settings(stored["settings"], weights)
+        if "decay" not in saved.tensors and settings.decay_steps is None:  # files from before None let the rate fall
+            settings = replace(settings, decay_steps=0)
         settings = replace(settings, **replaced)
         backbone = BackboneConfig.from_dict(stored["backbone"])
         check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)
@@ -493,6 +498,7 @@ class StoredDecisionTransformer:
             state = check(tensors["generators"]["action"], Mapping[str, Any], "generators.action")
             self._action_noise.bit_generator.state = state
         self.num_timesteps = check(tensors["updates"], Updates, "updates")
+        self._decay = check(tensors.get("decay", (0, 0)), tuple[Updates, Updates], "decay")
         self._interval = check(tensors["interval"], dict[str, tuple[Tensor, Count]], "interval")
         for name, (total, _) in self._interval.items():
             check_tensor(total, f"interval.{name}", (), torch.float32)

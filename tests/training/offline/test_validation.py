@@ -312,9 +312,9 @@ def test_resume_equals_the_uninterrupted_run(tmp_path: Path) -> None:
         model.learn(steps, callback=callback, log_interval=100)
         return callback
 
-    whole = make("discrete", data)
+    whole = make("discrete", data, decay_steps=20)
     expected = learn(whole, 20, "whole").validations
-    part = make("discrete", data)
+    part = make("discrete", data, decay_steps=20)
     begun = learn(part, 8, "parts").validations
     part.save(tmp_path / "part.zip")
     again = DecisionTransformer.load(tmp_path / "part.zip", dataset=data)
