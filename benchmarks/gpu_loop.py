@@ -5,7 +5,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.harness import Row, absolute, parameters
-from benchmarks.online import Stopwatch
+from benchmarks.tensors import Stopwatch
 from rltransformers.agents import GTrXLPPO
 from rltransformers.envs import make_vec_env
 from rltransformers.policies.steps import Acting

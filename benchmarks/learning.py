@@ -1,7 +1,7 @@
 """How long agents take to learn small memory tasks: ours, the LSTM of recurrent_ppo and two transformer peers.
 
-Every system has one setting for all tasks. Ours and the LSTM's were chosen on seed 100 of two of them, from five tries
-each (docs/lab/time_to_learn.md); the peers have the ones that they publish for proof of memory.
+Every system has one setting for all tasks. Ours was chosen on seed 100 of two of them from eight tries, the LSTM's from
+two on one of them (docs/lab/time_to_learn.md); the peers have the ones that they publish for proof of memory.
 """
 
 import math
