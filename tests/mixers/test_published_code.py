@@ -27,6 +27,7 @@ from rltransformers.mixers import (
 )
 from rltransformers.mixers.cell import CellOptions
 from rltransformers.mixers.interface import Dims
+from tests.peers.sources import AGALITE, VARIABLE
 from tests.published import HEADS, TIME, WIDTH, agree, call, double, imported, naive, taps
 
 pytestmark = pytest.mark.third_party
@@ -332,11 +333,16 @@ def test_s5_is_that_of_s5_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     agree(ours, theirs)
 
 
-def test_fast_and_forgetful_memory_is_that_of_memax() -> None:
+@pytest.mark.parametrize("name", ["agalite", "memax"])
+def test_memories_published_for_jax_are_those(name: str) -> None:
     """In a process of its own: one that has imported JAX must not fork, and other tests of this process do."""
-    if importlib.util.find_spec("memax") is None or importlib.util.find_spec("equinox") is None:
-        pytest.skip("memax is not installed; extra third-party")
-    twins = Path(__file__).with_name("memax_twins.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(twins)]
+    if name == "agalite" and not AGALITE.exists:
+        pytest.skip(f"{VARIABLE} names no folder with it: {AGALITE.get}")
+    for package in ("memax", "equinox") if name == "memax" else ("flax",):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed; extra third-party")
+    twins = Path(__file__).with_name("jax_twins.py")
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", name]
+    command = [sys.executable, "-m", "pytest", *options, str(twins)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

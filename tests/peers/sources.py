@@ -101,3 +101,6 @@ SOURCES = {
     "DTQN": checkout("kevslinger/DTQN", "9f8d72b", needs="gym joblib wandb"),
 }
 """By the name of the library in the table."""
+
+AGALITE = checkout("subho406/agalite", "101acbe", "src_pure/models", needs="flax")
+"""The authors' code of a memory, which only a test of ours reads."""
