@@ -209,7 +209,7 @@ def test_a_backbone_larger_than_its_weights_is_refused_before_it_is_built(
     place = "settings/backbone" if kind == "DecisionTransformer" else "settings/policy_kwargs/backbone"
     edits = [put(f"{place}/{name}", size) for name, size in sizes.items()]
     path = write(tmp_path / "model.zip", saved(kind), *edits)
-    monkeypatch.setattr("rltransformers.policies.memory_policy.Backbone", None)  # nothing may call these
+    monkeypatch.setattr("rltransformers.policies.token_backbone.Backbone", None)  # nothing may call these
     monkeypatch.setattr("rltransformers.policies.decision_network.Backbone", None)
     with pytest.raises(CheckpointError, match=r"model\.zip .* describe a backbone with [\d,]+ parameters, it holds"):
         AGENTS[kind].load(path, device="cpu")
@@ -220,7 +220,7 @@ def test_a_memory_larger_than_the_one_that_is_held_is_refused_before_it_is_made(
 ) -> None:
     edit = put("settings/policy_kwargs/backbone/memory", 10**6)
     path = write(tmp_path / "model.zip", saved("GTrXLPPO"), edit)
-    monkeypatch.setattr("rltransformers.policies.memory_policy.Backbone", None)
+    monkeypatch.setattr("rltransformers.policies.token_backbone.Backbone", None)
     with pytest.raises(CheckpointError, match=r"numbers of state, it holds"):
         GTrXLPPO.load(path, device="cpu")
 

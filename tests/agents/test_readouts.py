@@ -111,7 +111,7 @@ def test_an_agent_goes_on_from_a_checkpoint_with_what_it_stored(name: str, tmp_p
     actions = [model.predict(observation, deterministic=True)[0].tolist() for model in (first, loaded)]
     assert actions[0] == actions[1]
     data = record("CartPole-v1", "random", episodes=4, num_envs=2, seed=0)
-    stopped, straight = offline(readout, data=data), offline(readout, data=data)
+    stopped, straight = (offline(readout, data=data, decay_steps=0) for _ in range(2))
     stopped.learn(6)
     stopped.save(tmp_path / "offline")
     resumed = DecisionTransformer.load(tmp_path / "offline", dataset=data, device="cpu")
