@@ -103,7 +103,7 @@ def difference(
 
 
 def default_warmup(updates: int, decay_steps: int | None = None) -> int:
-    """Warm-up of a run of so many updates: a tenth of them, or of a decay where that is less, at most 1,000."""
+    """Warm-up of a run of so many updates: a tenth of them, or of ``decay_steps`` where that is less, at most 1,000."""
     return min(1_000, min(updates, decay_steps or updates) // 10)
 
 

@@ -453,9 +453,7 @@ class StoredDecisionTransformer:
         """Build the agent that a checkpoint describes, with new weights and with the ``replaced`` settings."""
         stored, weights = saved.settings, check(saved.tensors["policy"], Mapping[str, Any], "policy")
         spaces = (space_from_json(stored["observation_space"]), space_from_json(stored["action_space"]))
-        settings, highest = read_settings(stored["settings"], weights)
-        if "decay" not in saved.tensors and settings.decay_steps is None:  # files from before None let the rate fall
-            settings = replace(settings, decay_steps=0)
+        settings, highest = read_settings(stored["settings"], saved.tensors)
         settings = replace(settings, **replaced)
         backbone = BackboneConfig.from_dict(stored["backbone"])
         check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)

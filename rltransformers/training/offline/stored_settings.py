@@ -29,8 +29,8 @@ def check_replaceable(names: Iterable[str]) -> None:
             )
 
 
-def read_settings(stored: Any, weights: Mapping[str, Any]) -> tuple[Settings, Tensor | None]:
-    """Settings of a file with these weights, and room for the limits of a return head [L]; None without one.
+def read_settings(stored: Any, tensors: Mapping[str, Any]) -> tuple[Settings, Tensor | None]:
+    """Settings of a file with these tensors, and room for the limits of a return head [L]; None without one.
 
     Raises:
         CheckpointError: for a return head of an earlier version, which nothing limits.
@@ -42,6 +42,8 @@ def read_settings(stored: Any, weights: Mapping[str, Any]) -> tuple[Settings, Te
         normal = check(values.pop("stochastic"), bool, "stochastic")
         values |= {"action_head": "gaussian" if normal else "deterministic", "action_head_options": {}}
         values["advantage_options"] = None
+    if "decay" not in tensors and values.get("decay_steps", 0) is None:  # files from before None let the rate fall
+        values["decay_steps"] = 0
     values = {field.name: values.pop(field.name) for field in fields(Settings)} | values  # all of them, no other
     kinds: dict[str, Any] = {"critic_options": CriticOptions, "advantage_options": AdvantageOptions}
     for name, kind in kinds.items():
@@ -49,7 +51,7 @@ def read_settings(stored: Any, weights: Mapping[str, Any]) -> tuple[Settings, Te
             values[name] = read_options(kind, check(values[name], Mapping[str, Any], name), name, needed=True)
     options = check(values["action_head_options"], Mapping[str, Any], "action_head_options")
     values["action_head_options"] = ActionHeadOptions(**options)
-    highest = None
+    highest, weights = None, tensors["policy"]
     if values["return_head"] is not None:
         if "highest_to_go" not in weights:
             raise CheckpointError(
