@@ -5,7 +5,8 @@ Axis letter: N rows, one per step.
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -29,21 +30,24 @@ _EPISODE = (
     "traj",
 )
 _STEP = ("timestep", "time_step", "step", "step_index", "frame_index", "t")
+RLDS_LAST = "is_last"
+STARTS = ("episode_starts", "episode_start", "is_first")
+"""Names of columns that are 1 in the first row of an episode."""
 USUAL: dict[str, tuple[str, ...]] = {
     "observations": (*NAMES["observations"], "state", "states"),
     "actions": NAMES["actions"],
     "rewards": (*NAMES["rewards"], "next.reward"),
-    "terminations": (*NAMES["terminations"], "next.terminated"),
+    "terminations": (*NAMES["terminations"], "next.terminated", "is_terminal"),
     "truncations": (*NAMES["truncations"], "timeout", "next.truncated"),
-    "dones": (*ENDS, "next.done"),
+    "dones": (*ENDS, "next.done", RLDS_LAST),
     "next_observations": (*NAMES["next_observations"], "next_state", "next_states"),
     "episode": _EPISODE,
     "step": _STEP,
 }
 """What a column may hold → its usual names, the likeliest first."""
 NESTED = ("observations", "actions", "next_observations")
-_NUMBERED = re.compile(r"(.*?)(_|\.|)(\[?)(\d+)(\]?)")
-_WITHOUT_A_WORD = (*_STEP, "index", "Unnamed: 0")  # left out; the last is how pandas calls the numbers of rows
+_NUMBERED = re.compile(r"(.*?)(_|\.| |)(\[?)(\d+)(\]?)")
+_WITHOUT_A_WORD = (*_STEP, *STARTS, "index", "Unnamed: 0", "discount")  # left out; pandas calls row numbers Unnamed
 
 
 class Rows:
@@ -52,7 +56,8 @@ class Rows:
     def __init__(self, columns: Sequence[Array], single: bool, order: npt.NDArray[np.int64] | None) -> None:
         self.columns, self.single, self.order = columns, single, order
         self.dtype = np.result_type(*columns)
-        self.shape = columns[0].shape if single else (len(columns[0]), len(columns))
+        rows = len(columns[0] if order is None else order)
+        self.shape = (rows, *columns[0].shape[1:]) if single else (rows, len(columns))
         self.ndim = len(self.shape)
 
     def __len__(self) -> int:
@@ -69,11 +74,15 @@ class Rows:
 
 
 def array_of(values: Any, where: str) -> Any:
-    """The array [N, ...] of the N values of a column, nested like they are; text and missing ones stay objects."""
+    """The array [N, ...] of the N values of a column, nested like they are; text stays objects."""
+    if isinstance(values, DataError):  # of a source that could not read it
+        raise values
     if isinstance(values, Mapping):
         return {key: array_of(part, f"{where}/{key}") for key, part in values.items()}
-    if isinstance(values, np.ndarray) and values.dtype.kind != "O":
-        return values
+    if hasattr(values, "__array__"):
+        values = np.asarray(values)
+        if values.dtype.kind != "O":
+            return values
     first = values[0] if len(values) else None
     try:
         if isinstance(first, Mapping):
@@ -81,13 +90,51 @@ def array_of(values: Any, where: str) -> Any:
         if isinstance(first, tuple):
             parts = zip(*values, strict=True)
             return tuple(array_of(list(part), f"{where}/{index}") for index, part in enumerate(parts))
+        if isinstance(first, str) and first.startswith("["):  # lists that passed through a CSV file
+            return np.stack([np.array(value.strip("[]").replace(",", " ").split(), np.float64) for value in values])
         if isinstance(first, str):
             return np.asarray(values, object)
+        if isinstance(first, Decimal):
+            return np.asarray(values, np.float64)
         if isinstance(first, list | np.ndarray):
             return np.stack([np.asarray(value) for value in values])
-        return np.asarray(list(values))
+        array = np.asarray(list(values))
+        if array.dtype.kind == "O":
+            raise TypeError(f"{type(first).__name__} and others")
+        return array
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise DataError(f"{where}: its rows are not of one shape ({one_line(error)}); pad or drop them") from error
+        if (missing := first_missing(values)) is not None:
+            raise DataError(f"{where}: row {missing} has no value; fill it in, or drop such rows") from error
+        raise DataError(
+            f"{where}: its rows are not of one shape ({one_line(error)}); pad or drop them, or where a row is an "
+            f"episode pass a list of dicts, frame.to_dict('records')"
+        ) from error
+
+
+def first_missing(values: Any) -> int | None:
+    """The first row [N, ...] without a value, if there is one."""
+    if isinstance(values, np.ndarray) and values.dtype.kind != "O":
+        rows = np.flatnonzero(values != values)
+        return int(rows[0]) if rows.size else None
+    return next((row for row, value in enumerate(values) if _is_missing(value)), None)
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a value of a column is None, NaN, NaT or pandas.NA."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # of pandas.NA nothing is known, not even this
+        return True
+    except (ValueError, RuntimeError):  # several numbers
+        return False
+
+
+def value_or_error(read: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``read`` returns, or the DataError that it raises: columns that nothing is read from may hold anything."""
+    try:
+        return read(*arguments)
+    except DataError as error:
+        return error
 
 
 def choose_columns(
@@ -95,13 +142,15 @@ def choose_columns(
 ) -> dict[str, Any]:
     """What columns of a table hold: as ``columns`` says, then as the format does (``known``), the rest guessed.
 
+    Values of the table are arrays, nested dicts of them, or errors, which are raised where such a column is used.
+
     Warns of a guess, as the option that says the same, and of columns that are left out.
 
     Raises:
         ConfigError: for columns that are not there, and what none can hold.
         DataError: without observations or actions.
     """
-    given = dict(columns or {})
+    given = {role: _as_names(value) for role, value in (columns or {}).items()}
     for role in given:
         if role not in USUAL:
             raise ConfigError(f"columns names {role!r}; {did_you_mean(role, USUAL)}")
@@ -133,17 +182,50 @@ def choose_columns(
     return chosen
 
 
+def _as_names(value: Any) -> Any:
+    """Names as texts and lists of them: numbers are the names of frames without any, an index may be a list."""
+    if isinstance(value, Mapping):
+        return {str(path): _as_names(part) for path, part in value.items()}
+    if isinstance(value, int | np.integer):
+        return str(value)
+    return (
+        value if value is None or isinstance(value, str) or not isinstance(value, Iterable) else list(map(str, value))
+    )
+
+
 def read_column(table: Mapping[str, Any], value: Any, order: npt.NDArray[np.int64] | None, where: str) -> Any:
     """The rows of what ``columns`` names: ``Rows``, in nested dicts where they have leaves."""
     if isinstance(value, Mapping):
         return nest_paths({str(path): read_column(table, part, order, where) for path, part in value.items()})
     names = column_names(table, value, where)
+    for name in names:
+        if (fault := _fault(table[name], name)) is not None:
+            raise DataError(f"{where}: {name!r} holds {fault}")
     if isinstance(value, str) and value in table:
         return map_leaves(lambda column: Rows([column], True, order), table[value])
     for name in names:
         if not _is_number(table[name]):
             raise DataError(f"{where}: {name!r} has no single number per row; give such a column a leaf of its own")
     return Rows([table[name] for name in names], False, order)
+
+
+def _fault(column: Any, name: str) -> str | None:
+    """What a column of single values holds in place of numbers, and the line that makes numbers of it."""
+    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind in "biuf":
+        return None
+    new, old = f"frame[{name!r}] =", f"frame[{name!r}]"
+    if column.dtype.kind in "mM":
+        zero = " - " + old + ".min()" if column.dtype.kind == "M" else ""
+        return f"times; write seconds: {new} ({old}{zero}).dt.total_seconds()"
+    if (missing := first_missing(column)) is not None:
+        return f"no value in row {missing}; fill it in, or drop such rows"
+    if column.dtype.kind != "O" or not isinstance(column[0], str):
+        return f"{column.dtype}, no numbers; convert or drop it"
+    text = f"text, such as {shown(column[0])}"
+    if re.fullmatch(r"[-+\d.,eE]+", column[0].strip()) is None:
+        return f"{text}; number the classes: {new} {old}.astype('category').cat.codes"
+    decimal = ".str.replace(',', '.')" if "," in column[0] else ""
+    return f"{text}; make numbers of it: {new} pandas.to_numeric({old}{decimal})"
 
 
 def _used(table: Mapping[str, Any], value: Any, where: str) -> set[str]:
@@ -155,12 +237,12 @@ def column_names(table: Mapping[str, Any], value: Any, where: str) -> list[str]:
     """The columns that a name, a list of names, or ``obs_*`` for obs_0, obs_1, ... stands for."""
     if isinstance(value, str) and "*" in value and value not in table:
         pattern = re.compile(re.escape(value).replace(r"\*", r"(\d+)", 1))
-        found = sorted((int(match[1]), key) for key in table if (match := pattern.fullmatch(key)))
-        if not found:
+        numbered = sorted((int(match[1]), key) for key in table if (match := pattern.fullmatch(key)))
+        if not numbered:
             raise ConfigError(f"{where} is {value!r}, which no column is called like; present: {list(table)}")
-        if (gap := _gap([number for number, _ in found])) is not None:
+        if (gap := _gap([number for number, _ in numbered])) is not None:
             raise ConfigError(f"{where} is {value!r}, of which number {gap} is missing; list the columns instead")
-        return [key for _, key in found]
+        value = [key for _, key in numbered]
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not listed or not all(isinstance(each, str) for each in listed):
         raise ConfigError(
@@ -169,6 +251,8 @@ def column_names(table: Mapping[str, Any], value: Any, where: str) -> list[str]:
     for each in listed:
         if each not in table:
             raise ConfigError(f"{where} names {each!r}, which is no column; {did_you_mean(each, table)}")
+        if isinstance(table[each], DataError):
+            raise table[each]
     return list(listed)
 
 
@@ -193,19 +277,34 @@ def _guess(table: Mapping[str, Any], role: str, used: set[str]) -> tuple[Any, bo
     """What a role is read from, and whether this is the library's own layout; None where no name is usual."""
     free = {key: column for key, column in table.items() if key not in used}
     own = NAMES.get(role, ())
+    keys = {_plain_name(key): key for key in reversed(free)} | {key: key for key in free}
+    numbered = {_plain_name(stem): pattern for stem, pattern in _numbered(free).items()} if role in NESTED else {}
     for name in USUAL[role]:
-        if name in free and (role != "step" or _is_number(free[name])):
-            return name, name in own
-        if role not in NESTED:
-            continue
-        if (numbered := _numbered(free).get(name)) is not None:
-            return numbered, False
-        for separator in "/.":
-            prefix = name + separator
-            leaves = {key.removeprefix(prefix): column for key, column in free.items() if key.startswith(prefix)}
-            if leaves:
+        if name in keys and (role != "step" or _is_number(free[keys[name]])):
+            return keys[name], keys[name] in own
+        if name in numbered:
+            return numbered[name], False
+        for separator in "/." if role in NESTED else "":
+            if (prefix := _prefix(free, name + separator)) is not None:
+                leaves = {key.removeprefix(prefix): column for key, column in free.items() if key.startswith(prefix)}
                 return _leaves(leaves, prefix), separator == "/" and name in own
+    for name in USUAL[role] if role in NESTED else ():
+        if (prefix := _prefix(free, f"{name}_")) is not None:
+            components = [key for key in free if key.startswith(prefix) and _is_number(free[key])]
+            if components:
+                return components, False
     return None, False
+
+
+def _plain_name(key: str) -> str:
+    """A name as ``USUAL`` writes it: of "EpisodeId" and "Episode ID" episode_id."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.strip()).replace(" ", "_").lower()
+
+
+def _prefix(table: Mapping[str, Any], prefix: str) -> str | None:
+    """How the first column that begins like that writes its beginning."""
+    size = len(prefix)
+    return next((key[:size] for key in table if key[:size].replace(" ", "_").lower() == prefix), None)
 
 
 def _leaves(leaves: Mapping[str, Any], prefix: str) -> dict[str, str]:
@@ -218,10 +317,10 @@ def _leaves(leaves: Mapping[str, Any], prefix: str) -> dict[str, str]:
 
 
 def _numbered(table: Mapping[str, Any]) -> dict[str, str]:
-    """Names whose numbers, from 0 or 1 on without a gap, are columns of single numbers → as "obs_*"."""
+    """Names whose numbers, from 0 or 1 on without a gap, are columns of single values → as "obs_*"."""
     numbers: dict[tuple[str, str], list[int]] = {}
     for key, column in table.items():
-        if (match := _NUMBERED.fullmatch(key)) and _is_number(column):
+        if (match := _NUMBERED.fullmatch(key)) and getattr(column, "ndim", None) == 1:
             stem, separator, opening, number, closing = match.groups()
             numbers.setdefault((stem, f"{stem}{separator}{opening}*{closing}"), []).append(int(number))
     return {stem: pattern for (stem, pattern), found in numbers.items() if _gap(sorted(found)) is None}

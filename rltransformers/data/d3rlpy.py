@@ -40,6 +40,25 @@ def trajectories_from_dump(file: Any, options: Options, name: str) -> Trajectori
     return trajectories_from_d4rl(arrays, options, name, "d3rlpy")
 
 
+def is_replay(value: object) -> bool:
+    """Whether this is a ``ReplayBuffer`` or ``MDPDataset`` of d3rlpy."""
+    return hasattr(value, "episodes") and hasattr(value, "dataset_info")
+
+
+def trajectories_from_replay(buffer: Any, options: Options) -> Trajectories:
+    """Trajectories of the episodes of such a buffer."""
+    episodes = [
+        {
+            "observations": episode.observations,
+            "actions": _classes(episode.actions),
+            "rewards": episode.rewards,
+            "terminated": episode.terminated,
+        }
+        for episode in buffer.episodes
+    ]
+    return trajectories_from_episodes(episodes, options, type(buffer).__name__, "d3rlpy")
+
+
 def _episodes(file: Any) -> list[dict[str, Any]]:
     episodes: dict[int, dict[str, Any]] = {}
     for name in file:

@@ -14,16 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import DataError
-from rltransformers.core.spaces import Space, leaf_values, map_leaves
+from rltransformers.core.spaces import Space, leaf_values, map_leaves, nested_leaves
 from rltransformers.core.values import Bools, flags
-from rltransformers.data.checks import check_time_limit, jumps, leaf_name, naming
+from rltransformers.data.checks import check_time_limit, jumps, leaf_name, naming, warn_of_no_rewards
 from rltransformers.data.hdf5 import lazy_tree, opened_hdf5
 from rltransformers.data.keys import IGNORED, key_names, pick_leaves
 from rltransformers.data.spaces import Joined, Options, choose_spaces, chunks, lazy_numbers
-from rltransformers.data.trajectories import Trajectories
+from rltransformers.data.trajectories import UNKNOWN, Trajectories
 from rltransformers.data.writer import TrajectoryWriter, column
-
-REQUIRED = ("observations", "actions", "rewards", "terminals")
 
 # Returns of a random and of an expert policy: D4RL's normalized score is 0 at the first and 100 at the second.
 REFERENCE_SCORES: dict[str, tuple[float, float]] = {
@@ -129,12 +127,11 @@ def normalized_score(task: str, returns: npt.ArrayLike) -> npt.NDArray[np.float6
     return 100.0 * (np.asarray(returns, np.float64) - low) / (high - low)
 
 
-def trajectories_from_d4rl_file(file: Any, options: Options, name: str) -> Trajectories:
-    """Trajectories of an open HDF5 file of D4RL: flat arrays at the root, or in parts in order, ``virtual/<i>/...``."""
-    if "episode_0" in file:
+def d4rl_arrays(file: Any) -> dict[str, Any]:
+    """Flat arrays of an open HDF5 file, at its root, or in parts in order, ``virtual/<i>/...``."""
+    if "episode_0" in file and "total_steps" in file["episode_0"].attrs:
         raise DataError(f"{file.filename} belongs to a Minari data set; pass the Minari id, or the folder above 'data'")
-    arrays = _virtual_parts(file) if "virtual" in file and "observations" not in file else _tree(file)
-    return trajectories_from_d4rl(arrays, options, name)
+    return _virtual_parts(file) if "virtual" in file and "observations" not in file else _tree(file)
 
 
 def d4rl_file(name: str) -> Path | None:
@@ -159,7 +156,7 @@ def existing_d4rl_file(name: str) -> Path:
 def read_d4rl_id(dataset: str, options: Options) -> Trajectories:
     """Read the file that the d4rl package keeps for one of its ids."""
     with opened_hdf5(existing_d4rl_file(dataset)) as file:
-        return trajectories_from_d4rl_file(file, options, dataset)
+        return trajectories_from_d4rl(d4rl_arrays(file), options, dataset)
 
 
 def _tree(group: Any) -> dict[str, Any]:
@@ -211,18 +208,31 @@ def trajectories_from_d4rl(
     name, time_limit = options.name or name, options.time_limit
     arrays = pick_leaves(arrays, options.observation_leaves)
     names = key_names(arrays, name)
-    missing = [key for key in REQUIRED if {"terminals": "terminations"}.get(key, key) not in names]
+    missing = [key for key in ("observations", "actions") if key not in names]
     if missing:
         raise DataError(
-            f"{name}: the keys {missing} are missing, present are {sorted(map(str, arrays))}; D4RL data need "
-            f"{list(REQUIRED)}; an episode stands in a list: [episode]"
+            f"{name}: the keys {missing} are missing, present are {sorted(map(str, arrays))}; columns={{...}} says "
+            f"what arrays of other names hold"
         )
     given = {ours: arrays[theirs] for ours, theirs in names.items()}
-    observation_space, action_space, guesses = choose_spaces(options, given.__getitem__, name)
-    rewards = _array(given["rewards"], f"{name}: {names['rewards']}")
-    rows = len(rewards)
+    rows = len(_array(given.get("rewards", _first(given["actions"])), f"{name}: {names.get('rewards', 'actions')}"))
     if rows == 0:
         raise DataError(f"{name}: holds no rows")
+    if "terminations" not in given:
+        if time_limit is None and not options.split_on_discontinuity:
+            raise DataError(
+                f"{name}: the key 'terminals' is missing, present are {sorted(map(str, arrays))}; pass "
+                f"time_limit=<steps of an episode> to cut the {rows:,} rows, or time_limit={rows} where they are one"
+            )
+        given["terminations"] = np.zeros(rows, bool)
+    metadata: dict[str, Any] = {"format": source, "guessed": options.guessed}
+    if "rewards" not in given:
+        warn_of_no_rewards(name)
+        given["rewards"] = np.zeros(rows, np.float32)
+        metadata["rewards"] = UNKNOWN
+    names = {key: key for key in given} | names
+    observation_space, action_space, guesses = choose_spaces(options, given.__getitem__, name)
+    rewards = _array(given["rewards"], f"{name}: {names['rewards']}")
 
     def check_rows(key: str, values: Any) -> None:
         if len(values) != rows:
@@ -283,7 +293,11 @@ def trajectories_from_d4rl(
     terminated = terminals[last] & (np.diff(bounds) != time_limit)
     truncated = ~terminated if timeouts is None else ~terminated | timeouts[last]
     writer.fill(observations, actions, rewards, terminated, truncated, following)
-    return writer.finish(guesses=guesses, metadata={"format": source, "guessed": options.guessed})
+    return writer.finish(guesses=guesses, metadata=metadata)
+
+
+def _first(values: Any) -> Any:
+    return next(iter(nested_leaves(values).values()))
 
 
 def _array(values: Any, where: str) -> Any:

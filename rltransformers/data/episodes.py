@@ -1,17 +1,18 @@
 """Episodes as dicts of arrays, one dict per episode, as trajectories. Axis letter: T steps of one episode."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rltransformers.core.errors import DataError, one_line
-from rltransformers.core.spaces import Space, leaf_values, map_leaves, nest_leaves
+from rltransformers.core.spaces import Space, leaf_values, map_leaves, nest_leaves, nested_leaves
 from rltransformers.core.values import numbers
-from rltransformers.data.checks import jumps, naming
+from rltransformers.data.checks import jumps, naming, warn_of_no_rewards
 from rltransformers.data.keys import NAMES, key_names, pick_leaves
 from rltransformers.data.spaces import Joined, Options, choose_spaces
-from rltransformers.data.trajectories import Trajectories
+from rltransformers.data.trajectories import UNKNOWN, Trajectories
 from rltransformers.data.writer import TrajectoryWriter, column
 
 _MISFITS = (ValueError, KeyError, IndexError, TypeError)
@@ -28,6 +29,14 @@ def trajectories_from_episodes(
     listed = [_arrays(pick_leaves(_as_dict(episode), leaves), index, name) for index, episode in enumerate(episodes)]
     if not listed:
         raise DataError(f"{name}: holds no episode; nothing can be learned from it")
+    metadata: dict[str, Any] = {"format": source, "guessed": options.guessed}
+    without = ["rewards" not in episode for episode in listed]
+    if all(without):
+        warn_of_no_rewards(name)
+        metadata["rewards"] = UNKNOWN
+        listed = [episode | {"rewards": np.zeros(_steps(episode), np.float32)} for episode in listed]
+    elif any(without):
+        raise DataError(f"{name}: episode {without.index(True)} lacks 'rewards', and others have them; fill them in")
     lengths = [len(episode["rewards"]) for episode in listed]
     if 0 in lengths:
         raise DataError(f"{name}: episode {lengths.index(0)} is empty; drop episodes without steps")
@@ -46,7 +55,11 @@ def trajectories_from_episodes(
             episode.get("truncations", False),
             time_limit=options.time_limit,
         )
-    return writer.finish(guesses=guesses, metadata={"format": source, "guessed": options.guessed})
+    return writer.finish(guesses=guesses, metadata=metadata)
+
+
+def _steps(episode: Mapping[str, Any]) -> int:
+    return len(next(iter(nested_leaves(episode["actions"]).values())))
 
 
 def _as_dict(episode: Any) -> Any:
@@ -59,17 +72,22 @@ def _as_dict(episode: Any) -> Any:
 
 
 def _arrays(episode: Any, index: int, name: str) -> dict[str, Any]:
-    """The arrays of one episode under our names (see ``key_names``), rewards as numbers [T]."""
+    """The arrays of one episode under our names (see ``key_names``), rewards as numbers [T] where there are any."""
     where = f"{name}: episode {index}"
     if not isinstance(episode, Mapping):
-        raise DataError(f"{where} is {type(episode).__name__}, expected a dict of arrays")
+        files = isinstance(episode, str | os.PathLike)
+        way_out = "; files are joined by Trajectories.concatenate(map(load_trajectories, files))" if files else ""
+        raise DataError(f"{where} is {type(episode).__name__}, expected a dict of arrays{way_out}")
     given = key_names(episode, where)
-    for key in ("observations", "actions", "rewards"):
+    for key in ("observations", "actions"):
         if key not in given:
             raise DataError(f"{where} lacks {key!r}; present: {sorted(map(str, episode))}")
     arrays = {ours: episode[theirs] for ours, theirs in given.items()}
-    with naming(f"{name}: rewards of episode {index}"):
-        arrays["rewards"] = np.atleast_1d(column(numbers(arrays["rewards"])))
+    if arrays.get("rewards") is None:  # as of imitation's Trajectory
+        arrays.pop("rewards", None)
+    else:
+        with naming(f"{name}: rewards of episode {index}"):
+            arrays["rewards"] = np.atleast_1d(column(numbers(arrays["rewards"])))
     return arrays
 
 

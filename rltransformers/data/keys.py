@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import nest_paths, nested_leaves
 
 NAMES = {
@@ -60,11 +61,12 @@ def key_names(arrays: Mapping[Any, Any], where: str) -> dict[str, str]:
             raise DataError(
                 f"{where} has {key!r}, which does not tell whether an episode was terminated (nothing follows) or "
                 f"truncated (by a limit); rename it to 'terminations' or 'truncations'. If it marks both, name it "
-                f"'terminations' and pass time_limit=<the environment's step limit>"
+                f"'terminations' and pass time_limit=<the environment's step limit>; of flat arrays "
+                f"columns={{'dones': {key!r}}} says it"
             )
         elif not is_ignored(key):
             raise DataError(
-                f"{where} has the unknown key {key!r}; {did_you_mean(key, ours)} If it is none of them, take it out or "
-                f"put it under 'infos', which is not read"
+                f"{where} has the unknown key {shown(key)}; {did_you_mean(key, ours)} If it is none of them, take it "
+                f"out or put it under 'infos', which is not read; columns={{...}} says what flat arrays hold"
             )
     return names_of

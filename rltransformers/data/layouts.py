@@ -5,23 +5,24 @@ from pathlib import Path
 
 from rltransformers.data.arrays import nested, opened_npz
 from rltransformers.data.d3rlpy import is_dump, trajectories_from_dump
-from rltransformers.data.d4rl import trajectories_from_d4rl, trajectories_from_d4rl_file
+from rltransformers.data.d4rl import d4rl_arrays
 from rltransformers.data.hdf5 import opened_hdf5
 from rltransformers.data.ogbench import is_recording, trajectories_from_recording
 from rltransformers.data.robomimic import has_demos, trajectories_from_demos
 from rltransformers.data.spaces import Options
+from rltransformers.data.steps import trajectories_from_arrays
 from rltransformers.data.trajectories import Trajectories
 
 
 def read_hdf5(path: str | os.PathLike[str], options: Options) -> Trajectories:
-    """Read an HDF5 file of D4RL, robomimic, LIBERO, ManiSkill or d3rlpy."""
+    """Read an HDF5 file of D4RL, robomimic, LIBERO, ManiSkill or d3rlpy, or of arrays that ``columns`` names."""
     with opened_hdf5(path) as file:
         name = Path(file.filename).stem
-        if has_demos(file):
+        if options.columns is None and has_demos(file):
             return trajectories_from_demos(file, options, name)
-        if is_dump(file):
+        if options.columns is None and is_dump(file):
             return trajectories_from_dump(file, options, name)
-        return trajectories_from_d4rl_file(file, options, name)
+        return trajectories_from_arrays(d4rl_arrays(file), options, name)
 
 
 def read_npz(path: str | os.PathLike[str], options: Options) -> Trajectories:
@@ -31,6 +32,6 @@ def read_npz(path: str | os.PathLike[str], options: Options) -> Trajectories:
     """
     with opened_npz(path) as arrays:
         name = Path(path).stem
-        if is_recording(arrays):
+        if options.columns is None and is_recording(arrays):
             return trajectories_from_recording(arrays, options, name)
-        return trajectories_from_d4rl(nested(arrays), options, name, "npz")
+        return trajectories_from_arrays(nested(arrays), options, name, "npz")

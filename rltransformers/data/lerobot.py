@@ -24,7 +24,7 @@ from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.values import Array
 from rltransformers.data.checks import damage, leaf_name
-from rltransformers.data.columns import NESTED
+from rltransformers.data.columns import NESTED, value_or_error
 from rltransformers.data.spaces import Options
 from rltransformers.data.steps import EXTRA as PANDAS_EXTRA
 from rltransformers.data.steps import trajectories_from_steps
@@ -78,7 +78,7 @@ def read_lerobot(path: str | os.PathLike[str], options: Options) -> Trajectories
         if kind == "image":
             columns[key] = _pictures(column, f"{name}: {key}")
         elif kind not in ("string", "language", None):
-            columns[key] = column_values(column, f"{name}: {key}")
+            columns[key] = value_or_error(column_values, column, f"{name}: {key}")
     films = [key for key, feature in features.items() if feature.get("dtype") == "video"]
     if films:
         warnings.warn(f"{name}: films are not read: {films}; the other features are", UserWarning, stacklevel=2)
@@ -113,7 +113,8 @@ def _leaves(columns: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str
     """Columns of observations by leaf and of actions; a feature of shape [1] is stored as a number."""
 
     def column(key: str) -> Any:
-        single = features[key].get("shape") in ([1], (1,)) and columns[key].ndim == 1 and columns[key].dtype.kind == "f"
+        stored = getattr(columns[key], "dtype", None) if getattr(columns[key], "ndim", 0) == 1 else None
+        single = features[key].get("shape") in ([1], (1,)) and stored is not None and stored.kind == "f"
         return [key] if single else key
 
     names = {key: key.removeprefix(_OBSERVATION) for key in columns if key.startswith(_OBSERVATION)}
@@ -199,7 +200,9 @@ def write_lerobot(
         )
     tasks, of_steps = _tasks_of(data, task)
     columns = _columns_of(data, rate, of_steps)
-    features = {key: _feature(values) for key, values in columns.items()}
+    names = {_feature_name(path): data.component_names("observations", path) for path in data.observations}
+    names["action"] = data.component_names("actions", "")
+    features = {key: _feature(values, names.get(key)) for key, values in columns.items()}
     info = {"codebase_version": VERSION, "robot_type": robot_type or stored.get("robot_type")}
     info |= {"total_episodes": len(data), "total_frames": data.steps, "total_tasks": len(tasks)}
     info |= {
@@ -237,7 +240,7 @@ def _columns_of(data: Trajectories, fps: float, tasks: Array) -> dict[str, Array
     for path in data.observations:
         if path == "task" and data.metadata.get("tasks") and len(data.metadata["tasks"]) > 1:
             continue
-        key = _OBSERVATION + (path.replace("/", ".") or "state")
+        key = _feature_name(path)
         columns[key] = _before_actions(data, path)
         if columns[key].ndim > 3 and not _is_picture(columns[key]):
             where = leaf_name("observations", path)
@@ -256,14 +259,20 @@ def _columns_of(data: Trajectories, fps: float, tasks: Array) -> dict[str, Array
     return columns | {"task_index": tasks}
 
 
+def _feature_name(path: str) -> str:
+    """What a leaf of the observations is called as a feature."""
+    return _OBSERVATION + (path.replace("/", ".") or "state")
+
+
 def _is_picture(values: Array) -> bool:
     return values.ndim == 4 and values.dtype == np.uint8 and values.shape[-1] == 3
 
 
-def _feature(values: Array) -> dict[str, Any]:
-    picture = _is_picture(values)
-    names = ["height", "width", "channels"] if picture else None
-    return {"dtype": "image" if picture else str(values.dtype), "shape": list(values.shape[1:]) or [1], "names": names}
+def _feature(values: Array, names: list[str] | None) -> dict[str, Any]:
+    """A column as LeRobot describes it; a robot of LeRobot is read and moved by the names of the numbers."""
+    if _is_picture(values):
+        return {"dtype": "image", "shape": list(values.shape[1:]), "names": ["height", "width", "channels"]}
+    return {"dtype": str(values.dtype), "shape": list(values.shape[1:]) or [1], "names": names}
 
 
 def _write_tables(

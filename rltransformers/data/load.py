@@ -18,14 +18,24 @@ from rltransformers.core.registry import OGBENCH
 from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.data.buffers import is_buffer, trajectories_from_buffer
 from rltransformers.data.checks import check_actions, check_layout_of, check_time_limit, damage
-from rltransformers.data.d4rl import d4rl_file, existing_d4rl_file, read_d4rl_id, trajectories_from_d4rl
+from rltransformers.data.d3rlpy import is_replay, trajectories_from_replay
+from rltransformers.data.d4rl import d4rl_file, existing_d4rl_file, read_d4rl_id
 from rltransformers.data.folders import DESCRIPTION, cached
 from rltransformers.data.layouts import read_hdf5, read_npz
 from rltransformers.data.lerobot import is_lerobot, lerobot_files, read_lerobot
 from rltransformers.data.minari import is_local_minari, minari_files, read_minari
 from rltransformers.data.ogbench import existing_ogbench_file, ogbench_file, read_ogbench
 from rltransformers.data.spaces import Options, prune_space
-from rltransformers.data.steps import is_frame, read_csv, read_jsonl, trajectories_from_frame, trajectories_from_items
+from rltransformers.data.steps import (
+    csv_files,
+    is_frame,
+    read_csv,
+    read_json,
+    read_jsonl,
+    trajectories_from_arrays,
+    trajectories_from_frame,
+    trajectories_from_items,
+)
 from rltransformers.data.tables import (
     is_arrow,
     is_dataset,
@@ -39,7 +49,9 @@ from rltransformers.data.trajectories import Trajectories
 from rltransformers.data.writer import fit_leaf
 
 HDF5 = (".hdf5", ".h5", ".hdf")
-FILES = (*HDF5, ".npz", ".csv", ".jsonl", ".parquet", ".arrow")
+CSV = (".csv", ".csv.gz", ".tsv")
+JSONL = (".jsonl", ".ndjson")
+FILES = (*HDF5, ".npz", *CSV, *JSONL, ".json", ".parquet", ".arrow", ".feather")
 """Endings of files that can be read."""
 
 
@@ -68,7 +80,7 @@ def _is_path(knows: Callable[[Path], bool]) -> Callable[[Any], bool]:
 
 
 def _ends_with(*suffixes: str) -> Callable[[Any], bool]:
-    return _is_path(lambda path: path.suffix.lower() in suffixes)
+    return _is_path(lambda path: path.name.lower().endswith(suffixes))
 
 
 def _holds_trajectories(path: Path) -> bool:
@@ -134,7 +146,16 @@ def read_pickle(path: str, options: Options) -> Trajectories:
     source = None if isinstance(content, str) else next((each for each in SOURCES if each.knows(content)), None)
     if source is None:
         raise DataError(f"{file} holds {type(content).__name__}, not a replay buffer, a list of episodes or a dict")
+    _check_columns(source, content, options)
     return source.reads(content, replace(options, name=options.name or file.stem))
+
+
+def _check_columns(source: Source, dataset: Any, options: Options) -> None:
+    if options.columns is not None and not source.has_columns:
+        raise ConfigError(
+            f"columns applies to tables and lists of steps, and "
+            f"{shown(dataset) if isinstance(dataset, str) else type(dataset).__name__} is none; leave it out"
+        )
 
 
 def _is_d4rl(dataset: Any) -> bool:
@@ -150,7 +171,8 @@ def _is_minari(dataset: Any) -> bool:
     if path.exists() and not is_local_minari(dataset):
         raise DataError(
             f"{path} is neither a file that can be read ({', '.join(FILES)}) nor a folder of trajectories, Minari "
-            f"or LeRobot data, Parquet files or datasets.save_to_disk"
+            f"or LeRobot data, CSV or Parquet files or datasets.save_to_disk; read it with pandas and pass the "
+            f"DataFrame, or join files with Trajectories.concatenate(map(load_trajectories, files))"
         )
     if not path.exists() and re.search(r"-v\d+/?$", dataset) is None:
         raise DataError(f"there is no file or folder {path}; check the path (ids of Minari and D4RL end in -v0, ...)")
@@ -172,12 +194,21 @@ SOURCES = (
     Source(_is_path(_holds_trajectories), _read_trajectories, _WHOLE),
     Source(_is_path(is_lerobot), read_lerobot, files=lerobot_files, has_columns=True),
     Source(_is_path(is_table), read_table, files=table_files, has_columns=True),
-    Source(_ends_with(".csv"), read_csv, files=_file, has_columns=True),
-    Source(_ends_with(".jsonl"), read_jsonl, files=_file, has_columns=True),
-    Source(_ends_with(*HDF5), read_hdf5, files=_file),
+    Source(_ends_with(*CSV), read_csv, files=_file, has_columns=True),
+    Source(
+        _is_path(lambda path: path.is_dir() and any(path.glob("*.csv"))), read_csv, files=csv_files, has_columns=True
+    ),
+    Source(_ends_with(*JSONL), read_jsonl, files=_file, has_columns=True),
+    Source(_ends_with(".json"), read_json, files=_file, has_columns=True),
+    Source(_ends_with(*HDF5), read_hdf5, files=_file, has_columns=True),
     Source(_is_ogbench, read_ogbench, files=lambda name: [existing_ogbench_file(name), name]),
-    Source(_ends_with(".npz"), read_npz, files=_file),
-    Source(_is_path(is_pickle), read_pickle, _MARKED | {"cache": "a pickle; call .save(folder) on the result"}),
+    Source(_ends_with(".npz"), read_npz, files=_file, has_columns=True),
+    Source(
+        _is_path(is_pickle),
+        read_pickle,
+        _MARKED | {"cache": "a pickle; call .save(folder) on the result"},
+        has_columns=True,
+    ),
     Source(_is_d4rl, read_d4rl_id, files=lambda name: [existing_d4rl_file(name), name]),
     Source(
         _is_minari,
@@ -189,7 +220,8 @@ SOURCES = (
     Source(is_dataset, trajectories_from_dataset, _IN_MEMORY, has_columns=True),
     Source(is_frame, trajectories_from_frame, _IN_MEMORY, has_columns=True),
     Source(is_arrow, trajectories_from_arrow, _IN_MEMORY, has_columns=True),
-    Source(lambda dataset: isinstance(dataset, Mapping), trajectories_from_d4rl, _IN_MEMORY),
+    Source(is_replay, trajectories_from_replay, _IN_MEMORY),
+    Source(lambda dataset: isinstance(dataset, Mapping), trajectories_from_arrays, _IN_MEMORY, has_columns=True),
     Source(
         lambda dataset: isinstance(dataset, Iterable) and not isinstance(dataset, str),
         trajectories_from_items,
@@ -221,11 +253,14 @@ def load_trajectories(
             - a Minari id ("mujoco/hopper/medium-v0"), a D4RL id ("hopper-medium-v2") or an OGBench id with a task
               ("pointmaze-medium-navigate-singletask-task1-v0"), looked up on this machine only;
             - the path of an HDF5 file (.hdf5, .h5) of D4RL, robomimic, LIBERO, ManiSkill or d3rlpy, of flat arrays or
-              a file of OGBench (.npz), of a table (.csv, .jsonl, .parquet, .arrow), of a folder of Minari, of LeRobot,
-              of Parquet files, of ``datasets.save_to_disk``, of ``Trajectories.save``, or with ``trust`` of a pickle;
-            - a ``DataFrame``, a table of pyarrow or polars, a list of steps: dicts, or tuples ``(o, a, r, o2, done)``
-              or ``(o, a, r, o2, terminated, truncated)``;
-            - a ``MinariDataset``, a ``datasets.Dataset``, a ``ReplayBuffer`` or ``RolloutBuffer`` of Stable-Baselines3;
+              a file of OGBench (.npz), of a table (.csv, .tsv, .json, .jsonl, .parquet, .arrow), of a folder of Minari,
+              of LeRobot, of CSV files with an episode each, of Parquet files, of ``datasets.save_to_disk``, of
+              ``Trajectories.save``, or with ``trust`` of a pickle;
+            - a ``DataFrame`` or a list of them, an episode each; a table of pyarrow or polars; a list of steps: dicts,
+              or tuples ``(o, a, r, o2, done)`` or ``(o, a, r, o2, terminated, truncated)``, or a list of such lists,
+              an episode each;
+            - a ``MinariDataset``, a ``datasets.Dataset``, a ``ReplayBuffer`` or ``RolloutBuffer`` of Stable-Baselines3,
+              a ``ReplayBuffer`` of d3rlpy;
             - a D4RL-style dict: observations, actions, rewards, terminals, optionally timeouts, next_observations;
             - an iterable of episode dicts: observations (T + 1 rows, or T), actions, rewards, optionally terminations,
               truncations, next_observations; nested leaves are dicts or tuples of arrays. Usual other names of these
@@ -266,17 +301,13 @@ def load_trajectories(
     if source is None:
         raise DataError(
             f"cannot read a dataset from {type(dataset).__name__}; pass a Minari, D4RL or OGBench id, a path "
-            f"({', '.join(FILES)}, or a folder), a MinariDataset, a datasets.Dataset, a buffer of Stable-Baselines3, a "
-            f"D4RL-style dict, or a list of episode dicts"
+            f"({', '.join(FILES)}, or a folder), a MinariDataset, a datasets.Dataset, a buffer of Stable-Baselines3 or "
+            f"d3rlpy, a DataFrame, a D4RL-style dict, or a list of episode dicts"
         )
     for option, chosen in (("split_on_discontinuity", split_on_discontinuity), ("cache", cache is not None)):
         if chosen and option in source.refuses:
             raise ConfigError(f"{option} does not apply to {source.refuses[option]}")
-    if columns is not None and not source.has_columns:
-        raise ConfigError(
-            f"columns applies to tables and lists of steps, and "
-            f"{shown(dataset) if isinstance(dataset, str) else type(dataset).__name__} is none; leave it out"
-        )
+    _check_columns(source, dataset, options)
     if source.reads is read_pickle and not trust:
         raise ConfigError(
             f"{existing_file(dataset)} is a pickle, a program that runs when it is read; if you trust whoever wrote "

@@ -5,7 +5,6 @@ The layout is that of robomimic's page "Dataset Structure"; ManiSkill writes T +
 
 import json
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.hdf5 import lazy_tree
 from rltransformers.data.keys import ENDS, NAMES
 from rltransformers.data.spaces import Options
-from rltransformers.data.trajectories import UNKNOWN, Trajectories
+from rltransformers.data.trajectories import Trajectories
 
 _DEMO = re.compile(r"(demo|traj)_(\d+)")
 
@@ -33,7 +32,7 @@ def trajectories_from_demos(file: Any, options: Options, name: str) -> Trajector
     A demonstration is an episode. It is terminated where its last ``dones`` (or ``terminated``) is 1 and truncated
     otherwise. robomimic sets ``dones`` in every state of success, at the end of every demonstration, or in both
     (``done_mode`` of its ``dataset_states_to_obs``), and the recordings go on after a success: marks before the last
-    step end nothing. Rewards that lack are zeros, which only behavior cloning takes.
+    step end nothing.
 
     What robomimic knows of the environment is ``metadata["env_args"]``; its filter keys are ``metadata["mask"]``: for
     each of them the episodes that ``Trajectories.select`` takes.
@@ -42,13 +41,6 @@ def trajectories_from_demos(file: Any, options: Options, name: str) -> Trajector
     demos = sorted(filter(_DEMO.fullmatch, parent), key=lambda key: int(key.rpartition("_")[2]))
     name = options.name or name
     facts = _facts(file, demos)
-    if not any(key in parent[demo] for demo in demos for key in NAMES["rewards"]):
-        facts["rewards"] = UNKNOWN
-        warnings.warn(
-            f"{name}: has no rewards, so no return can be asked for; clone these data with mode='bc'",
-            UserWarning,
-            stacklevel=2,
-        )
     episodes = (_episode(parent[demo], f"{name}: {demo}") for demo in demos)
     data = trajectories_from_episodes(episodes, options, name, "robomimic")
     return replace(data, metadata={**data.metadata, **facts}, verify=False)
@@ -76,8 +68,6 @@ def _episode(group: Any, where: str) -> dict[str, Any]:
     stated = group.attrs.get("num_samples", len(actions))
     if stated != len(actions):
         raise DataError(f"{where} states {stated} samples and holds {len(actions)} actions; it is incomplete")
-    if not any(key in episode for key in NAMES["rewards"]):
-        episode["rewards"] = np.zeros(len(actions), np.float32)
     for names in (NAMES["terminations"], NAMES["truncations"], ENDS):
         for key in names:
             if key in group:

@@ -217,13 +217,15 @@ def _leaf_space(role: str, name: str, values: Any) -> Space:
     if rows.dtype == np.uint8 and len(shape) >= 2:
         return spaces.Box(0, 255, shape, np.uint8)
     largest, smallest = _extremes(rows)
+    bounds = "-numpy.inf, numpy.inf" if role == "observations" else f"{smallest}, {int(largest.max())}"
+    way_out = f"pass {role[:-1]}_space, for numbers gymnasium.spaces.Box({bounds}, {shape})"
     if smallest < 0:
-        raise DataError(f"{name}: {role} are integers down to {smallest}; pass {role[:-1]}_space, it cannot be guessed")
+        raise DataError(f"{name}: {role} are integers down to {smallest}, which are no classes; {way_out}")
     classes = sum(int(value) + 1 for value in largest.reshape(-1))
     if classes > MAX_GUESSED_CLASSES:
         raise DataError(
             f"{name}: {role} are integers up to {int(largest.max())}, which would be {classes:,} classes (at most "
-            f"{MAX_GUESSED_CLASSES:,} are guessed); pass {role[:-1]}_space, or repair the value if it is an error"
+            f"{MAX_GUESSED_CLASSES:,} are guessed); repair the value if it is an error, or {way_out}"
         )
     return spaces.MultiDiscrete(largest.astype(np.int64) + 1) if shape else spaces.Discrete(int(largest) + 1)
 

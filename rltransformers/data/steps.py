@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rltransformers.core.errors import ConfigError, DataError, require
 from rltransformers.core.files import existing_file, replacing
@@ -19,15 +20,30 @@ from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import nested_leaves
 from rltransformers.core.values import Array, Bools, flags
 from rltransformers.data.checks import damage, leaf_name, naming
-from rltransformers.data.columns import USUAL, array_of, choose_columns, column_names, component_names, read_column
+from rltransformers.data.columns import (
+    RLDS_LAST,
+    STARTS,
+    USUAL,
+    array_of,
+    choose_columns,
+    column_names,
+    component_names,
+    first_missing,
+    read_column,
+    value_or_error,
+)
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
-from rltransformers.data.keys import is_ignored
+from rltransformers.data.keys import ENDS, NAMES, is_ignored
 from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import UNKNOWN, Leaves, Trajectories
 from rltransformers.data.writer import column
 
 EXTRA = "csv"
+STEPS = "steps"
+"""Where RLDS has the steps of an episode."""
+Starts = npt.NDArray[np.int64]
+"""Rows [E] where episodes begin."""
 FLAGS = ("terminations", "truncations", "dones")
 _TRANSITION = ("observations", "actions", "rewards", "next_observations", "terminations", "truncations")
 """The members of the tuple of a step; with five of them the last one says done."""
@@ -39,46 +55,116 @@ def is_frame(value: object) -> bool:
     return module is not None and isinstance(value, module.DataFrame)
 
 
+def csv_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The CSV file of a path, or those of a folder in their order."""
+    folder = Path(path).expanduser()
+    return sorted(folder.glob("*.csv")) if folder.is_dir() else [existing_file(folder)]
+
+
 def read_csv(path: str | os.PathLike[str], options: Options) -> Trajectories:
-    """Read a CSV file: a line of names, then a line per step."""
-    file = existing_file(path)
+    """Read a CSV file: a line of names, then a line per step; or a folder of them, as ``trajectories_from_frames``."""
+    files = csv_files(path)
+    frames = [_frame(file) for file in files]
+    if Path(path).expanduser().is_dir():
+        return trajectories_from_frames(frames, options, files[0].parent.name)
+    return trajectories_from_frame(frames[0], options, files[0].name.partition(".")[0])
+
+
+def _frame(file: Path) -> Any:
     pandas = require("pandas", EXTRA)
-    with damage(f"{file} is no table of comma-separated values", "write it with DataFrame.to_csv(file, index=False)"):
-        frame = pandas.read_csv(file)
-    return trajectories_from_frame(frame, options, file.stem)
+    way_out = "read it with pandas.read_csv(file, encoding=..., sep=...) and pass the DataFrame"
+    with damage(f"{file} is no table of comma-separated values", way_out):
+        names = list(pandas.read_csv(file, nrows=0).columns)
+        separator = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), ",")
+        return pandas.read_csv(file, sep=separator)
+
+
+def read_json(path: str | os.PathLike[str], options: Options) -> Trajectories:
+    """Read a JSON file: a list of steps or episodes, or an object of arrays."""
+    file = existing_file(path)
+    with damage(f"{file} is no JSON", "write a list of steps"):
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
+    if isinstance(content, Mapping):
+        return trajectories_from_arrays(content, options, file.stem, "json")
+    return trajectories_from_items(content, options, file.stem)
 
 
 def read_jsonl(path: str | os.PathLike[str], options: Options) -> Trajectories:
-    """Read a file with a JSON object per line, each a step or each an episode."""
+    """Read a file with a JSON object per line, each a step or an episode; or a list per line, the steps of one."""
     file, items = existing_file(path), []
-    with damage(f"{file} is no text", "write a JSON object per line"), file.open(encoding="utf-8") as lines:
+    with damage(f"{file} is no text", "write a JSON object per line"), file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             with damage(f"{file}: line {number} is no JSON", "write an object per line"):
                 items += [json.loads(line)] if line.strip() else []
     return trajectories_from_items(items, options, file.stem)
 
 
-def trajectories_from_frame(frame: Any, options: Options, name: str = "frame") -> Trajectories:
+def trajectories_from_frames(frames: Sequence[Any], options: Options, name: str = "frames") -> Trajectories:
+    """Read DataFrames, each an episode where no column of theirs says another thing."""
+    filled = [frame for frame in frames if len(frame)]
+    if not filled:
+        raise DataError(f"{options.name or name}: holds no rows; nothing can be learned from it")
+    return trajectories_from_frame(require("pandas", EXTRA).concat(filled), options, name, _starts(filled))
+
+
+def _starts(parts: Sequence[Any]) -> Starts:
+    """The row where each part begins."""
+    return np.cumsum([0, *map(len, parts[:-1])]).astype(np.int64)
+
+
+def trajectories_from_frame(
+    frame: Any, options: Options, name: str = "frame", starts: Starts | None = None
+) -> Trajectories:
     """Read a DataFrame with a row per step; named levels of its index are columns, too."""
     levels = [level for level in frame.index.names if level is not None and level not in frame.columns]
     if levels:
         frame = frame.reset_index(level=levels)
-    labels = ["_".join(map(str, label)) if isinstance(label, tuple) else str(label) for label in frame.columns]
+    labels = [
+        "_".join(str(part) for part in label if part != "") if isinstance(label, tuple) else str(label)
+        for label in frame.columns
+    ]
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise DataError(f"{options.name or name}: two columns are called {twice!r}; rename one")
     columns = {label: frame.iloc[:, index].to_numpy() for index, label in enumerate(labels)}
-    return trajectories_from_steps(columns, options, name)
+    return trajectories_from_steps(columns, options, name, starts=starts)
+
+
+def trajectories_from_arrays(
+    arrays: Mapping[str, Any], options: Options, name: str = "dict", source: str = "d4rl"
+) -> Trajectories:
+    """Read a dict of arrays: episodes or DataFrames by name, a row per step with ``columns`` or a column of episodes,
+    else flat rows as D4RL's."""
+    parts = list(arrays.values())
+    known = {*ENDS, *(key for names in NAMES.values() for key in names)}
+    if (
+        parts
+        and not known & set(map(str, arrays))
+        and all(is_frame(part) or isinstance(part, Mapping) for part in parts)
+    ):
+        return trajectories_from_items(parts, options, name)
+    if options.columns is not None or any(key in arrays for key in (*USUAL["episode"], *STARTS)):
+        return trajectories_from_steps(arrays, options, name, source)
+    return trajectories_from_d4rl(arrays, options, name, source)
 
 
 def trajectories_from_items(items: Iterable[Any], options: Options, name: str = "episodes") -> Trajectories:
     """Read a list of episode dicts, of step dicts, or of ``(o, a, r, o2, done)`` or ``(..., terminated, truncated)``.
 
     A dict whose reward is a single number is a step. Named tuples are dicts; a dict of infos at the end of a tuple is
-    not read.
+    not read. Lists of steps and DataFrames are episodes.
     """
-    name = options.name or name
-    listed = [item._asdict() if hasattr(item, "_asdict") else item for item in items]
+    name, starts = options.name or name, None
+    if isinstance(items, np.ndarray) and items.dtype.names is not None:
+        return trajectories_from_steps({key: items[key] for key in items.dtype.names}, options, name)
+    listed = list(items)
+    if listed and is_frame(listed[0]):
+        return trajectories_from_frames(listed, options, name)
+    if all(isinstance(item, Mapping) and isinstance(item.get(STEPS), list | tuple) for item in listed):  # of RLDS
+        listed = [item[STEPS] for item in listed]
+    if listed and all(map(_holds_steps, listed)):
+        starts, listed = _starts(listed), [step for episode in listed for step in episode]
+    listed = [item._asdict() if hasattr(item, "_asdict") else item for item in listed]
     if not listed or not (isinstance(listed[0], tuple | list) or _is_step(listed[0], options)):
         if options.split_on_discontinuity:
             raise ConfigError("split_on_discontinuity does not apply to episodes, which are split already")
@@ -86,17 +172,34 @@ def trajectories_from_items(items: Iterable[Any], options: Options, name: str = 
     first = listed[0]
     for row, item in enumerate(listed):
         if _members(item) != _members(first):
-            raise DataError(f"{name}: step {row} has {_members(item)}, step 0 has {_members(first)}; make them alike")
+            raise DataError(
+                f"{name}: step {row} has {_members(item)}, step 0 has {_members(first)}; make them alike, flags as "
+                f"[{{'done': False}} | step for step in steps]"
+            )
     if isinstance(first, Mapping):
-        return trajectories_from_steps({str(key): [item[key] for item in listed] for key in first}, options, name)
+        columns = {str(key): [item[key] for item in listed] for key in first}
+        return trajectories_from_steps(_without_lasts(columns), options, name, starts=starts)
     size = len(first) - (len(first) > 0 and isinstance(first[-1], Mapping))
-    if size not in (5, 6):
+    if size not in (5, 6) or isinstance(first[3], bool | np.bool_):
         raise DataError(
-            f"{name}: step 0 has {size} members; a step is (observation, action, reward, next_observation, done), or "
-            f"(..., terminated, truncated) with both flags"
+            f"{name}: step 0 has {size} members, {shown(first)}; a step is (observation, action, reward, "
+            f"next_observation, done), or (..., terminated, truncated) with both flags"
         )
     columns = {key: [item[index] for item in listed] for index, key in enumerate(_TRANSITION[:size])}
-    return trajectories_from_steps(columns, options, name)
+    return trajectories_from_steps(_without_lasts(columns), options, name, starts=starts)
+
+
+def _without_lasts(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Columns without next observations of which some are None, as where an episode ends: only those were read."""
+    unknown = [key for key in USUAL["next_observations"] if any(value is None for value in columns.get(key, ()))]
+    return {key: values for key, values in columns.items() if key not in unknown}
+
+
+def _holds_steps(item: Any) -> bool:
+    """Whether this is a list of steps, of which each has several members; a step has a single number among them."""
+    if not isinstance(item, list | tuple) or hasattr(item, "_asdict") or not item:
+        return False
+    return all(isinstance(step, Mapping | tuple | list) and len(step) > 2 for step in item)
 
 
 def _members(item: Any) -> Any:
@@ -109,54 +212,97 @@ def _members(item: Any) -> Any:
 def _is_step(item: Any, options: Options) -> bool:
     if not isinstance(item, Mapping) or options.columns is not None:
         return isinstance(item, Mapping)
-    scalars = [key for key, value in item.items() if isinstance(value, int | float) or getattr(value, "ndim", 1) == 0]
-    if any(key in item for key in USUAL["rewards"]):
-        return any(key in scalars for key in USUAL["rewards"])
-    flags_of_episodes = {key for role in FLAGS for key in USUAL[role]}
-    return any(key not in flags_of_episodes and not is_ignored(str(key)) for key in scalars)
+    single = {key for key, value in item.items() if value is None or isinstance(value, int | float)}
+    single |= {key for key, value in item.items() if getattr(value, "ndim", 1) == 0}
+    single |= {key for key in USUAL["dones"] if getattr(item.get(key), "size", 0) == 1}  # of an array [1]
+    if any(key in item for key in USUAL["rewards"]) and not any(key in single for key in USUAL["dones"]):
+        return any(key in single for key in USUAL["rewards"])
+    flags_of_episodes = {key for role in ("terminations", "truncations") for key in USUAL[role]}
+    return any(key not in flags_of_episodes and not is_ignored(str(key)) for key in single)
 
 
 def trajectories_from_steps(
-    table: Mapping[str, Any], options: Options, name: str, source: str = "table", known: Mapping[str, Any] | None = None
+    table: Mapping[str, Any],
+    options: Options,
+    name: str,
+    source: str = "table",
+    known: Mapping[str, Any] | None = None,
+    starts: Starts | None = None,
 ) -> Trajectories:
     """Trajectories of columns by name: arrays or lists of N values, or nested dicts of them.
 
     What a column holds is ``options.columns``, see ``choose_columns``. Rows that share a value of the episode column
-    are an episode, in the order of the step column; without one an episode ends at flags, or where the step number
-    falls. A last step without a flag is truncated; ``dones`` are ends, and terminations unless other flags tell.
-    Rewards may be missing: they are zeros then, which only behavior cloning takes.
+    are an episode, in the order of the step column; without one an episode ends at flags, before a row that is marked
+    as a first one (``STARTS``), or where the step number falls. A last step without a flag is truncated; ``dones`` are
+    ends, and terminations unless other flags tell. A last row without an action (NaN, or in RLDS zeros) holds the
+    observation after the last action. Rewards may be missing: they are zeros then, which only behavior cloning takes.
 
     Args:
         known: what the format itself says about its columns.
+        starts: rows where episodes begin, where the source says so; a column of episodes says it better.
     """
     name = options.name or name
-    arrays = {key: array_of(values, f"{name}: {key}") for key, values in table.items()}
+    arrays = {key: value_or_error(array_of, values, f"{name}: {key}") for key, values in table.items()}
     chosen = choose_columns(arrays, options.columns, known or {}, name)
     episode, step = (_plain(arrays, chosen.get(role), f"{name}: {role}") for role in ("episode", "step"))
-    order, starts = _order(episode, step[0] if step else None, name)
-    roles = {
-        role: read_column(arrays, value, order, f"{name}: {role}")
-        for role, value in chosen.items()
-        if role not in ("episode", "step")
-    }
+    order, first = _order(episode, step[0] if step else None, name)
+    if episode or "episode" in (options.columns or {}):
+        starts = first
+
+    def read(order: Starts | None) -> dict[str, Any]:
+        parts = {role: value for role, value in chosen.items() if role not in ("episode", "step")}
+        return {role: read_column(arrays, value, order, f"{name}: {role}") for role, value in parts.items()}
+
+    roles = read(order)
     rows = len(next(iter(nested_leaves(roles["actions"]).values())))
-    marks = _flags({role: roles.pop(role) for role in FLAGS if role in roles}, name)
+    if rows == 0:
+        raise DataError(f"{name}: holds no rows; nothing can be learned from it")
+    marks = _flags({role: roles[role] for role in FLAGS if role in roles}, name)
+    first_rows = next((arrays[key] for key in STARTS if key in arrays), None)
+    if starts is None and first_rows is not None and "dones" not in chosen:
+        starts = np.flatnonzero(np.append(True, np.asarray(first_rows).reshape(-1)[1:] != 0))
     if starts is None and not marks:
         if step:
             starts = np.flatnonzero(np.append(True, step[0][1:] <= step[0][:-1]))
         elif options.time_limit is None and not options.split_on_discontinuity:
             raise DataError(
                 f"{name}: no column says where episodes end; present: {list(table)}; pass columns={{'episode': ...}}, "
-                f"or 'terminations', 'truncations' or 'dones'"
+                f"or 'terminations', 'truncations' or 'dones', or time_limit={rows} where all rows are one episode"
             )
+    acts = _acts(roles, _lasts(rows, starts, marks), chosen.get("dones") == RLDS_LAST)
+    if not acts.all():
+        kept = np.flatnonzero(acts)
+        order = np.arange(rows) if order is None else order
+        roles = read(order[kept]) | {"next_observations": read(order[kept + 1])["observations"]}
+        marks = {role: (values | np.append(values[1:] & ~acts[1:], False))[kept] for role, values in marks.items()}
+        starts = None if starts is None else np.unique(np.cumsum(np.append(0, acts))[starts])
+        rows = len(kept)
     names = {role: component_names(arrays, chosen[role], f"{name}: {role}") for role in ("observations", "actions")}
     metadata: dict[str, Any] = {"columns": chosen, "names": {role: each for role, each in names.items() if each}}
     if "rewards" not in roles:
         roles["rewards"] = np.zeros(rows, np.float32)
         metadata["rewards"] = UNKNOWN
-    roles["terminations"] = np.zeros(rows, bool)
-    data = trajectories_from_d4rl(roles | marks, options, name, source, starts)
+    roles = {role: values for role, values in roles.items() if role not in FLAGS}
+    data = trajectories_from_d4rl(roles | {"terminations": np.zeros(rows, bool)} | marks, options, name, source, starts)
     return replace(data, metadata=dict(data.metadata) | metadata, verify=False)
+
+
+def _lasts(rows: int, starts: Starts | None, marks: Mapping[str, Bools]) -> Starts:
+    """The last rows [E] of episodes, as far as starts or flags say."""
+    if starts is not None:
+        return np.append(starts[1:], rows) - 1
+    ends = np.logical_or.reduce([*marks.values(), np.arange(rows) == rows - 1])
+    return np.flatnonzero(ends)
+
+
+def _acts(roles: Mapping[str, Any], lasts: Starts, rlds: bool) -> Bools:
+    """The rows [N] with an action: all, or where the last row of every episode has none, all but these."""
+    actions = [np.asarray(leaf[lasts]).reshape(len(lasts), -1) for leaf in nested_leaves(roles["actions"]).values()]
+    acts: Bools = np.ones(len(next(iter(nested_leaves(roles["actions"]).values()))), bool)
+    zeros = rlds and not any(rows.any() for rows in actions)
+    if zeros or all(rows.dtype.kind == "f" and np.isnan(rows).all() for rows in actions):
+        acts[lasts] = False
+    return acts if acts.any() else np.ones_like(acts)
 
 
 def write_csv(data: Trajectories, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -210,13 +356,8 @@ def _plain(table: Mapping[str, Any], value: Any, where: str) -> list[Array]:
     for values in columns:
         if not isinstance(values, np.ndarray) or values.ndim != 1:
             raise DataError(f"{where}: one value per row is needed")
-        absent = (
-            np.array([value is None or value != value for value in values])
-            if values.dtype == object
-            else values != values
-        )
-        if (missing := np.flatnonzero(absent)).size:
-            raise DataError(f"{where}: row {missing[0]} has no value; fill it in or drop the row")
+        if (missing := first_missing(values)) is not None:
+            raise DataError(f"{where}: row {missing} has no value; fill it in or drop the row")
     return columns
 
 
@@ -224,6 +365,8 @@ def _order(episode: Sequence[Array], step: Array | None, name: str) -> tuple[Arr
     """The order of rows (None: as they are), and in it the rows [E] where episodes begin (None: nobody says)."""
     if not episode:
         return None, None
+    if step is not None and step.dtype.kind == "O":  # texts, as dates are in a CSV file
+        step = np.unique(step, return_inverse=True)[1]
     rows = len(episode[0])
     changes = np.ones(rows, bool)
     changes[1:] = np.any([values[1:] != values[:-1] for values in episode], axis=0)

@@ -18,10 +18,11 @@ from rltransformers.core.files import existing_file, read_json
 from rltransformers.core.spaces import map_leaves
 from rltransformers.data.arrays import nested
 from rltransformers.data.checks import damage
+from rltransformers.data.columns import value_or_error
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.keys import ENDS, NAMES, is_ignored
 from rltransformers.data.spaces import Options
-from rltransformers.data.steps import trajectories_from_steps
+from rltransformers.data.steps import STEPS, trajectories_from_steps
 from rltransformers.data.trajectories import Trajectories
 
 EXTRA = "parquet"
@@ -38,7 +39,7 @@ def is_table(path: Path) -> bool:
     """Whether a path names a Parquet or Arrow file, or a folder of ``save_to_disk`` or of Parquet files."""
     if path.is_dir():
         return any((path / name).is_file() for name in (STATE, SPLITS)) or any(path.glob("*.parquet"))
-    return path.suffix.lower() in {".parquet", ".arrow"}
+    return path.suffix.lower() in {".parquet", ".arrow", ".feather"}
 
 
 def table_files(path: str | os.PathLike[str]) -> list[Path]:
@@ -115,10 +116,11 @@ def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Opti
             raise DataError(
                 f"{name}: its files have different columns, {nonempty[0].schema.names} and {batch.schema.names}"
             )
+    if STEPS in columns and _is_list(nonempty[0].column(STEPS).type):
+        return _trajectories_of_steps(nonempty, options, name)
     if not _is_row_an_episode(nonempty[0], columns):
         table = require("pyarrow", EXTRA).Table.from_batches(nonempty)
-        steps = {key: column_values(table.column(key).combine_chunks(), f"{name}: {key}") for key in columns}
-        return trajectories_from_steps(steps, options, name)
+        return trajectories_from_steps(table_columns(table, columns, name), options, name)
     if options.columns is not None:
         raise ConfigError("columns does not apply to tables with an episode per row, whose columns have usual names")
     if options.split_on_discontinuity:
@@ -134,9 +136,31 @@ def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Opti
     return trajectories_from_episodes(episodes, options, name, "table")
 
 
+def table_columns(table: Any, columns: Iterable[str], name: str) -> dict[str, Any]:
+    """Columns of a table as arrays [N, ...], or as the errors that they are refused with if they are used."""
+    return {key: value_or_error(column_values, table.column(key).combine_chunks(), f"{name}: {key}") for key in columns}
+
+
+def _trajectories_of_steps(batches: list[Any], options: Options, name: str) -> Trajectories:
+    """Trajectories of rows that are episodes: lists of steps, as RLDS has them."""
+    pyarrow = require("pyarrow", EXTRA)
+    episodes = pyarrow.Table.from_batches(batches).column(STEPS).combine_chunks()
+    lengths = require("pyarrow.compute", EXTRA).list_value_length(episodes).to_numpy(zero_copy_only=False)
+    steps = pyarrow.Table.from_struct_array(episodes.flatten())
+    lengths = lengths[lengths > 0]
+    starts = (np.cumsum(lengths) - lengths).astype(np.int64)
+    return trajectories_from_steps(table_columns(steps, steps.column_names, name), options, name, starts=starts)
+
+
 def _is_row_an_episode(batch: Any, columns: list[str]) -> bool:
-    """Whether rewards are lists of those of an episode."""
-    return any(_is_list(batch.column(key).type) for key in NAMES["rewards"] if key in columns)
+    """Whether rewards, or where there are none actions, are lists of those of an episode."""
+
+    def depth(kind: Any) -> int:
+        return 1 + depth(kind.value_type) if _is_list(kind) else 0
+
+    rewards = [depth(batch.column(key).type) for key in NAMES["rewards"] if key in columns]
+    actions = [depth(batch.column(key).type) for key in NAMES["actions"] if key in columns]
+    return any(rewards) if rewards else max(actions, default=0) > 1
 
 
 def file_batches(files: list[Path]) -> Iterator[Any]:

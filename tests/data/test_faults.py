@@ -281,7 +281,7 @@ UNKNOWN = [
     ("truncation_", "did you mean 'truncations'"),
     ("next_observation_", "did you mean 'next_observation'"),
     ("is_last", "unknown key 'is_last'"),
-    ("episode_id", "unknown key 'episode_id'"),
+    ("worker_id", "unknown key 'worker_id'"),
 ]
 
 

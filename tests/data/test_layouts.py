@@ -188,6 +188,7 @@ def test_what_d3rlpy_dumps_is_read(tmp_path: Path) -> None:
         buffer.dump(file)
     check(load_trajectories(tmp_path / "buffer.h5"))
     check(load_trajectories(buffer.episodes))  # in memory, too
+    check(load_trajectories(buffer))
 
 
 # Pickles and objects ---------------------------------------------------
@@ -293,3 +294,72 @@ def test_files_of_ogbench_without_a_transition_are_refused(tmp_path: Path) -> No
     np.savez(tmp_path / "cube-single-play-v0.npz", **arrays)
     with pytest.warns(UserWarning, match="read as data of OGBench"), pytest.raises(DataError, match="no transition"):
         load_trajectories(tmp_path / "cube-single-play-v0.npz")
+
+
+# Without rewards, without ends -----------------------------------------
+
+
+def without_rewards(form: str, folder: Path) -> Any:
+    """The coded episodes as somebody recorded demonstrations: no rewards anywhere."""
+    episodes = [{key: episode[key] for key in episode if key != "rewards"} for episode in coded_episodes()]
+    arrays = {key: values for key, values in flat(coded_episodes()).items() if key != "rewards"}
+    if form == "imitation":
+        return [
+            TrajectoryWithRew(each["observations"], each["actions"], None, each["terminations"][-1])
+            for each in episodes
+        ]
+    if form == "npz":
+        np.savez(folder / "log.npz", **arrays)
+        return folder / "log.npz"
+    if form == "hdf5":
+        with h5py.File(folder / "log.hdf5", "w") as file:
+            for key, values in arrays.items():
+                file[key] = values
+        return folder / "log.hdf5"
+    if form == "table":
+        pa = pytest.importorskip("pyarrow")
+        return pa.Table.from_pylist([{key: values.tolist() for key, values in each.items()} for each in episodes])
+    return episodes if form == "episodes" else arrays
+
+
+@pytest.mark.parametrize("form", ["imitation", "npz", "hdf5", "table", "episodes", "dict"])
+def test_demonstrations_without_rewards_are_for_cloning(form: str, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"has no rewards, .*; clone these data with mode='bc'"):
+        data = load_trajectories(without_rewards(form, tmp_path))
+    assert not data.has_rewards and not data.rewards.any()
+    rewards = load_trajectories(coded_episodes()).rewards
+    check(replace(data, rewards=rewards), final=True)
+
+
+def test_a_file_of_one_episode_says_so_by_its_limit(tmp_path: Path) -> None:
+    (episode,) = coded_episodes((9,), final=False)
+    arrays = {key: episode[key] for key in ("observations", "actions", "rewards")}
+    np.savez(tmp_path / "episode_0.npz", **arrays)
+    with pytest.raises(DataError, match=r"'terminals' is missing.*cut the 9 rows, or time_limit=9 where they are one"):
+        load_trajectories(tmp_path / "episode_0.npz")
+    for limit, lengths in ((9, [9]), (100, [9]), (4, [4, 4, 1])):
+        data = load_trajectories(tmp_path / "episode_0.npz", time_limit=limit)
+        assert data.lengths.tolist() == lengths and data.truncations.sum() == len(lengths)
+    with pytest.raises(DataError, match=r"files are joined by Trajectories.concatenate\(map\(load_trajectories, files"):
+        load_trajectories([str(tmp_path / "episode_0.npz")])
+
+
+def test_episodes_may_have_names(tmp_path: Path) -> None:
+    episodes = {f"run_{number}": episode for number, episode in enumerate(coded_episodes())}
+    check(load_trajectories(episodes), final=True)
+    with h5py.File(tmp_path / "log.hdf5", "w") as file:
+        for name, episode in episodes.items():
+            for key, values in episode.items():
+                file[f"{name}/{key}"] = values
+    check(load_trajectories(tmp_path / "log.hdf5"), final=True)
+
+
+def test_columns_say_what_a_pickle_holds(tmp_path: Path) -> None:
+    arrays = flat(coded_episodes())
+    named = {"X": arrays["observations"], "U": arrays["actions"], "R": arrays["rewards"], "D": arrays["terminals"]}
+    (tmp_path / "log.pkl").write_bytes(pickle.dumps(named | {"timeouts": arrays["timeouts"]}))
+    columns = {"observations": "X", "actions": "U", "rewards": "R", "terminations": "D"}
+    check(load_trajectories(tmp_path / "log.pkl", columns=columns, trust=True))
+    (tmp_path / "log.pkl").write_bytes(pickle.dumps(load_trajectories(coded_episodes())))
+    with pytest.raises(ConfigError, match="columns applies to tables and lists of steps, and Trajectories is none"):
+        load_trajectories(tmp_path / "log.pkl", columns=columns, trust=True)

@@ -114,6 +114,15 @@ def test_components_keep_their_names(tmp_path: Path) -> None:
     data = load_trajectories(version_3(tmp_path / "walks", frames(), FEATURES | motors))
     assert data.component_names("observations", "state") == ["left", "right"]
     assert data.component_names("actions", "") == ["gripper"]
+    write_lerobot(data, tmp_path / "back")
+    features = json.loads((tmp_path / "back" / "meta" / "info.json").read_text())["features"]
+    assert (features["observation.state"]["names"], features["action"]["names"]) == (["left", "right"], ["gripper"])
+    assert features["next.reward"]["names"] is None
+    table = {"x": [0.0, 1.0], "v": [2.0, 3.0], "force": [0.5, 1.0], "episode": [0, 0]}
+    columns = {"observations": ["x", "v"], "actions": ["force"], "episode": "episode"}
+    write_lerobot(load_trajectories(pa.table(table), columns=columns), tmp_path / "table")
+    features = json.loads((tmp_path / "table" / "meta" / "info.json").read_text())["features"]
+    assert (features["observation.state"]["names"], features["action"]["names"]) == (["x", "v"], ["force"])
     wrong = {"observation.state": {"dtype": "float32", "shape": [2], "names": ["x"]}}
     odd = load_trajectories(version_3(tmp_path / "odd", frames(), FEATURES | wrong))
     assert odd.component_names("observations", "state") is None

@@ -320,11 +320,12 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
     assert "names 'reward', did you mean 'rewards'?" in refusal(frame, columns={"reward": "gain"}).replace(";", ",")
     assert "names 'rewrad', which is no column; did you mean 'reward'?" in refusal(frame, columns={"rewards": "rewrad"})
     assert "'seen_*', which no column is called like" in refusal(frame, columns={"observations": "seen_*"})
-    assert "must be a name of a column, a list of names or a dict of leaves, got 3" in refusal(
-        frame, columns={"rewards": 3}
+    assert "names '3', which is no column" in refusal(frame, columns={"rewards": 3})
+    assert "must be a name of a column, a list of names or a dict of leaves, got 0.5" in refusal(
+        frame, columns={"rewards": 0.5}
     )
     assert "no column is called like actions; present: ['obs_0'" in refusal(frame.drop(columns="action_0"))
-    assert "'note' has no single number per row" in refusal(frame, columns={"observations": ["obs_0", "note"]})
+    assert "'obs' has no single number per row" in refusal(listed(), columns={"observations": ["obs", "reward"]})
     ends = ["terminated", "truncated", "episode_id", "t"]
     assert "no column says where episodes end; present: ['obs_0'" in refusal(frame.drop(columns=ends))
     assert "columns applies to tables and lists of steps, and Trajectories is none" in refusal(
@@ -349,13 +350,15 @@ def test_rows_that_differ_and_files_that_are_no_tables_are_named(tmp_path: Path)
     steps = dicts(listed(), tmp_path)
     assert "step 3 has ['obs'], step 0 has ['action', 'next_obs'" in refusal([*steps[:3], {"obs": [0.0]}])
     assert "obs: its rows are not of one shape" in refusal([steps[0], steps[1] | {"obs": np.zeros(3)}])
-    assert "step 0 has 3 members; a step is (observation, action, reward" in refusal([(1, 2, 3)])
+    assert "step 0 has 3 members, (1, 2, 3); a step is (observation, action, reward" in refusal([(1, 2, 3)])
+    assert "a step is (observation, action, reward, next_observation" in refusal([(0.5, 1, 2.0, False, 0.6)])
     assert "step 1 has 4 members, step 0 has 5 members" in refusal([(0, 0, 0, 0, True), (0, 0, 0, 0)])
     for name, content, words in (
         ("text.jsonl", '{"obs": 1}\nobs', "line 2 is no JSON"),
         ("bytes.jsonl", b"\xff\xfe", "is no text"),
         ("empty.csv", "", "is no table of comma-separated values"),
-        ("head.csv", "obs_0,action,done\n", "hold no rows"),
+        ("head.csv", "obs_0,action,done\n", "holds no rows"),
+        ("latin.csv", "größe".encode("latin-1"), "pandas.read_csv(file, encoding=..., sep=...) and pass the DataFrame"),
         ("ragged.csv", "obs,action\n1,2\n1,2,3\n", "is no table of comma-separated values"),
     ):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -363,8 +366,6 @@ def test_rows_that_differ_and_files_that_are_no_tables_are_named(tmp_path: Path)
     frame = frame_of()
     frame.loc[8, "obs_1"] = np.nan
     assert "observations of episode 2, step 2 is [2002.   nan], NaN or infinity" in refusal(frame)
-    frame["obs_1"] = "left"
-    assert "observations are not rows of numbers" in refusal(frame, columns={"observations": "obs_1"})
     assert "two columns are called 'reward'" in refusal(frame.rename(columns={"note": "reward"}))
 
 
@@ -396,3 +397,237 @@ def test_leaves_and_classes_and_missing_rewards_survive_csv(tmp_path: Path) -> N
     )
     with pytest.raises(DataError, match=r"observations has shape \(2, 2, 3\), and a line holds single numbers"):
         write_csv(pictures, tmp_path / "pictures.csv")
+
+
+# As strangers write them ------------------------------------------------------------
+
+
+def episodes_of(frame: Any) -> list[Any]:
+    """A frame per episode, without a column that numbers them and without flags."""
+    parts = frame.groupby("episode_id", sort=False)
+    return [part.drop(columns=["episode_id", "t", "terminated", "truncated"]) for _, part in parts]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"obs_0": "Obs_0", "obs_1": "Obs_1", "action_0": "Action_0", "episode_id": "EpisodeId", "reward": "Reward"},
+        {"obs_0": "OBS_0", "obs_1": "OBS_1", "action_0": "ACTION_0", "episode_id": "EPISODE_ID", "reward": "REWARD"},
+        {"obs_0": "obs 0", "obs_1": "obs 1", "action_0": "action 0", "episode_id": "Episode ID", "reward": " reward"},
+        {"obs_0": "state_angle", "obs_1": "state_speed", "action_0": "action_torque"},
+    ],
+)
+def test_names_in_capitals_with_blanks_or_words_are_usual_names(names: dict[str, str]) -> None:
+    data, warning = told(frame_of().rename(columns=names))
+    assert wrong_pairs(data) == 0 and len(data) == len(LENGTHS) and "is a guess" in warning
+    spelled = names | {"terminated": "Terminated", "truncated": "TRUNCATED", "t": "TimeStep"}
+    assert wrong_pairs(told(frame_of().rename(columns=spelled))[0]) == 0
+
+
+def test_levels_and_numbers_are_names_of_columns() -> None:
+    frame = frame_of()
+    tuples = [("obs", "x"), ("obs", "y"), ("action", "u"), *((name, "") for name in frame.columns[3:])]
+    levels = frame.set_axis(pandas.MultiIndex.from_tuples(tuples), axis="columns")
+    assert wrong_pairs(told(levels)[0]) == 0
+    numbered = frame.set_axis(range(len(frame.columns)), axis="columns")
+    for observations in ([0, 1], range(2), pandas.Index([0, 1])):
+        columns = {"observations": observations, "actions": [2], "rewards": 3, "terminations": 4, "truncations": 5}
+        assert wrong_pairs(load_trajectories(numbered, columns=columns)) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"obs_1": "left"}, "'obs_1' holds text, such as 'left'; number the classes: frame['obs_1'] = "),
+        ({"action_0": "left"}, "'action_0' holds text, such as 'left'; number the classes: frame['action_0'] = "),
+        ({"obs_1": "0.5"}, "frame['obs_1'] = pandas.to_numeric(frame['obs_1'])"),
+        ({"obs_1": "0,5"}, "pandas.to_numeric(frame['obs_1'].str.replace(',', '.'))"),
+        ({"obs_1": np.datetime64("2026-01-01")}, "(frame['obs_1'] - frame['obs_1'].min()).dt.total_seconds()"),
+        ({"obs_1": 1j}, "'obs_1' holds complex128, no numbers"),
+        ({"terminated": [None, *[False] * 29]}, "terminated: row 0 has no value; fill it in"),
+        ({"obs_1": -1, "obs_0": -2}, "integers down to -2, which are no classes; pass observation_space, for numbers "),
+        ({"obs_0": [*[0.0] * 29, None], "obs_1": "x"}, "'obs_1' holds text"),
+        ({"obs_1": ["x", None, *["y"] * 28]}, "'obs_1' holds no value in row 1"),
+    ],
+)
+def test_what_is_no_number_is_refused_with_the_line_to_write(change: dict[str, Any], words: str) -> None:
+    assert words in refusal(frame_of().assign(**change))
+
+
+def test_integers_are_numbers_in_the_space_that_the_message_names() -> None:
+    frame = frame_of().assign(obs_0=-2, obs_1=-1)
+    assert "gymnasium.spaces.Box(-numpy.inf, numpy.inf, (2,))" in refusal(frame)
+    data = load_trajectories(frame, columns=COLUMNS, observation_space=spaces.Box(-np.inf, np.inf, (2,)))
+    assert data.observations[""].tolist()[0] == [-2.0, -1.0]
+
+
+def test_columns_that_nothing_is_read_from_may_hold_anything(tmp_path: Path) -> None:
+    frame = frame_of()
+    frame["lidar"] = [[0.0] * (row % 3) for row in range(len(frame))]
+    frame["remark"] = [None, *["x"] * (len(frame) - 1)]
+    for kind in (itself, parquet, jsonl, dicts):
+        data, warning = told(kind(frame, tmp_path))
+        assert wrong_pairs(data) == 0 and "'lidar', 'remark'" in warning
+        assert "lidar" in refusal(kind(frame, tmp_path), columns={"observations": "lidar"})
+
+
+def test_decimals_of_a_data_base_are_numbers(tmp_path: Path) -> None:
+    table = arrow(frame_of(), tmp_path)
+    place = table.schema.get_field_index("obs_1")
+    table = table.set_column(place, "obs_1", table.column("obs_1").cast(pa.decimal128(10, 2)))
+    assert wrong_pairs(told(table)[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "options"),
+    [
+        ("log.csv", {"sep": ";"}),
+        ("log.csv", {"sep": "\t"}),
+        ("log.tsv", {"sep": "\t"}),
+        ("log.csv.gz", {}),
+        ("LOG.CSV", {"encoding": "utf-8-sig"}),
+    ],
+)
+def test_tables_in_text_are_read_whatever_separates_columns(file: str, options: Any, tmp_path: Path) -> None:
+    frame_of().to_csv(tmp_path / file, index=False, **options)
+    data, _ = told(tmp_path / file)
+    assert wrong_pairs(data) == 0 and data.name.lower() == "log"
+
+
+@pytest.mark.parametrize("write", [list, np.asarray])
+def test_lists_in_the_cells_of_a_csv_file_are_lists(write: Callable[..., Any], tmp_path: Path) -> None:
+    frame = listed(next_observations=False)
+    frame["obs"] = [write(row) for row in frame["obs"].map(lambda row: row.tolist())]
+    frame["action"] = [write(row) for row in frame["action"].map(lambda row: row.tolist())]
+    assert wrong_pairs(load_trajectories(csv(frame, tmp_path))) == 0
+
+
+def test_a_folder_of_csv_files_and_a_list_of_frames_hold_an_episode_each(tmp_path: Path) -> None:
+    parts = episodes_of(frame_of())
+    for number, part in enumerate(parts):
+        part.to_csv(tmp_path / f"{number}.csv", index=False)
+    for source in (parts, tmp_path, {f"run {number}": part for number, part in enumerate(parts)}):
+        data, _ = told(source)
+        assert data.lengths.tolist() == list(LENGTHS) and data.truncations.sum() == len(LENGTHS)
+        assert (data.observations[""][0] == parts[0][["obs_0", "obs_1"]].iloc[0]).all()
+    whole = frame_of()
+    assert wrong_pairs(told([whole[:11], whole[11:]])[0]) == 0  # a column of theirs numbers the episodes
+    flagged = [part.assign(done=[*[False] * (len(part) - 2), True, False][-len(part) :]) for part in parts]
+    assert "flagged as an end, and the episode goes on" in refusal(flagged)
+    assert "holds no rows" in refusal([parts[0][:0]])
+
+
+def test_json_files_are_lists_of_steps_or_of_episodes_or_objects_of_arrays(tmp_path: Path) -> None:
+    steps = listed(next_observations=False).map(lambda value: value.tolist() if hasattr(value, "tolist") else value)
+    for name, content in (
+        ("steps.json", json.dumps(steps.to_dict("records"))),
+        ("arrays.json", json.dumps(steps.rename(columns={"terminated": "terminals"}).to_dict("list"))),
+        ("steps.ndjson", "\n".join(map(json.dumps, steps.to_dict("records")))),
+    ):
+        (tmp_path / name).write_text(content, encoding="utf-8-sig")
+        assert wrong_pairs(load_trajectories(tmp_path / name)) == 0, name
+    (tmp_path / "bad.json").write_text("{")
+    assert "is no JSON" in refusal(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize("kind", ["dicts", "tuples", "steps"])
+def test_lists_of_steps_in_a_list_are_episodes(kind: str) -> None:
+    frame, ends = listed(), np.cumsum(LENGTHS)
+    rows = frame.to_dict("records")
+    if kind == "tuples":
+        rows = [tuple(row[key] for key in ("obs", "action", "reward", "next_obs", "terminated")) for row in rows]
+    else:
+        keys = ("obs", "action", "reward", "next_obs", "terminated")
+        rows = [{key: row[key] for key in keys} for row in rows]
+    episodes: list[Any] = [rows[end - length : end] for end, length in zip(ends, LENGTHS, strict=True)]
+    data = load_trajectories([{"steps": episode} for episode in episodes] if kind == "steps" else episodes)
+    assert wrong_pairs(data) == 0 and data.lengths.tolist() == list(LENGTHS)
+
+
+def test_a_next_observation_may_be_none_where_nothing_follows() -> None:
+    rows = [
+        tuple(row[key] for key in ("obs", "action", "reward", "next_obs", "terminated", "truncated"))
+        for row in listed()
+        .assign(next_obs=lambda frame: frame["next_obs"].where(~frame["terminated"], None))
+        .to_dict("records")
+    ]
+    data = load_trajectories(rows)
+    assert wrong_pairs(data) == 0 and not data.final_observations
+
+
+@pytest.mark.parametrize("form", ["dict", "npz", "hdf5"])
+@pytest.mark.parametrize("how", ["episode", "episode_starts", "columns"])
+def test_flat_arrays_may_number_their_episodes_or_be_named(form: str, how: str, tmp_path: Path) -> None:
+    arrays = flat(coded_episodes())
+    numbers = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+    options: dict[str, Any] = {}
+    kept = {key: arrays[key] for key in ("observations", "actions", "rewards", "terminals")}
+    if how == "episode":
+        kept["episode"] = numbers
+    elif how == "episode_starts":
+        kept["episode_starts"] = np.append(1.0, np.diff(numbers))
+    else:
+        kept = {"X": arrays["observations"], "U": arrays["actions"], "R": arrays["rewards"], "run": numbers}
+        kept["D"] = arrays["terminals"]
+        options["columns"] = {"observations": "X", "actions": "U", "rewards": "R", "episode": "run"}
+        options["columns"]["terminations"] = "D"
+    source: Any = kept
+    if form == "npz":
+        np.savez(source := tmp_path / "log.npz", **kept)
+    elif form == "hdf5":
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(source := tmp_path / "log.hdf5", "w") as file:
+            for key, values in kept.items():
+                file[key] = values
+    data = load_trajectories(source, **options)
+    assert wrong_pairs(data) == 0 and data.lengths.tolist() == list(LENGTHS)
+
+
+def test_records_of_numpy_are_a_table() -> None:
+    assert wrong_pairs(told(frame_of().drop(columns=["note", "episode_id"]).to_records(index=False))[0]) == 0
+
+
+# The last row of RLDS ------------------------------------------------------------
+
+
+def with_last_rows(blank: float) -> Any:
+    """Coded episodes with a row behind each that holds only the last observation; flags as RLDS writes them."""
+    rows = []
+    for episode in coded_episodes():
+        steps = len(episode["rewards"])
+        for step in range(steps + 1):
+            acts = step < steps
+            row = {"observation": episode["observations"][step].tolist(), "is_first": step == 0, "is_last": not acts}
+            row["action"] = episode["actions"][step].tolist() if acts else [blank] * episode["actions"].shape[1]
+            row["reward"] = float(episode["rewards"][step]) if acts else blank
+            row["is_terminal"] = not acts and bool(episode["terminations"][-1])
+            rows.append(row | {"discount": 1.0})
+    return rows
+
+
+@pytest.mark.parametrize("form", ["steps", "episodes", "table", "nested table"])
+@pytest.mark.parametrize("blank", [0.0, np.nan])
+def test_the_last_row_of_rlds_is_the_last_observation(form: str, blank: float) -> None:
+    rows: Any = with_last_rows(blank)
+    ends = np.cumsum(np.array(LENGTHS) + 1)
+    episodes = [{"steps": rows[end - length - 1 : end]} for end, length in zip(ends, LENGTHS, strict=True)]
+    source = {
+        "steps": rows,
+        "episodes": episodes,
+        "table": pa.Table.from_pylist(rows),
+        "nested table": pa.Table.from_pylist([episode | {"file_path": "x"} for episode in episodes]),
+    }[form]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* is a guess")
+        data = load_trajectories(source)
+    assert wrong_pairs(data) == 0 and data.final_observations
+    whole = load_trajectories(coded_episodes())
+    assert data.fingerprint() == whole.fingerprint()
+
+
+def test_a_last_row_of_rlds_with_an_action_is_a_step() -> None:
+    rows = with_last_rows(0.0)
+    rows[-1]["action"] = [1.0] * len(rows[-1]["action"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert load_trajectories(rows).lengths.tolist() == [length + 1 for length in LENGTHS]

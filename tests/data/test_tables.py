@@ -137,7 +137,7 @@ def test_absent_unknown_and_empty_columns_are_named(tmp_path: Path) -> None:
     for key in ("observations", "actions"):
         found = refusal(tmp_path, [{name: row[name] for name in row if name != key} for row in rows])
         assert f"episode 0 lacks '{key}'" in found
-    assert "no column is called like observations; present: ['actions']" in refusal(tmp_path, [{"actions": [[0.0]]}])
+    assert "no column is called like observations; present: ['actions']" in refusal(tmp_path, [{"actions": [0.0]}])
     assert "unknown key 'return'" in refusal(tmp_path, [row | {"return": 1.0} for row in rows])
     assert "holds no rows" in refusal(tmp_path, rows[:0])
     empty: dict[str, Any] = {key: [] for key in LAYOUT}

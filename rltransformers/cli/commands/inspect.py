@@ -18,11 +18,11 @@ def add(commands: Parsers) -> None:
         "Check a dataset and describe it.",
         """
 DATASET is a Minari, D4RL or OGBench id (installed on this machine), a file (.hdf5 of D4RL, robomimic, LIBERO,
-ManiSkill or d3rlpy, .npz, .csv, .jsonl, .parquet, .arrow), or a folder of saved trajectories, of LeRobot, of Parquet
-files or of Hugging Face datasets. It is read and checked as training would: shapes, NaN, lengths, flags. Printed is
-what was understood: leaves and their ranges, spaces, episodes, ends, how actions use their bounds, returns and how
-much of them the start decides, and target returns with the episodes near them. A config (.yaml) stands for its
-dataset, read as the run would.
+ManiSkill or d3rlpy, .npz, .csv, .json, .jsonl, .parquet, .arrow), or a folder of saved trajectories, of LeRobot, of
+CSV or Parquet files or of Hugging Face datasets. It is read and checked as training would: shapes, NaN, lengths,
+flags. Printed is what was understood: leaves and their ranges, spaces, episodes, ends, how actions use their bounds,
+returns and how much of them the start decides, and target returns with the episodes near them. A config (.yaml)
+stands for its dataset, read as the run would.
 
   rltransformers inspect hopper/mixture-v0
   rltransformers inspect hopper_medium-v2.hdf5 --json
