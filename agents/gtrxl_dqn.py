@@ -19,12 +19,12 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.data.replay import SegmentReplay
 from rltransformers.policies.policy_state import PolicyState
-from rltransformers.policies.q_network import GTrXLQPolicy
+from rltransformers.policies.q_network import GTrXLQPolicy, QEvaluation
 from rltransformers.policies.steps import Acting
 from rltransformers.training.online import replay_data
 from rltransformers.training.online.off_policy_agent import MemoryRefresh, OffPolicyMemoryAgent
 from rltransformers.training.schedules import Scheduled, as_schedule
-from rltransformers.training.update import add_auxiliary, descend, log_losses, maintain
+from rltransformers.training.update import UpdateMode, add_auxiliary, descend, log_losses, maintain
 
 MOST_PRIORITIES = 2**24
 """Of torch, which draws from no more classes."""
@@ -68,6 +68,8 @@ class GTrXLDQN(OffPolicyMemoryAgent):
             follow the new weights, what they are made from stays. ``"update"``: after every round of updates the
             newest steps are encoded again.
         checkpoint_replay: whether checkpoints hold the replay, without which a resumed run fills a new one.
+        updates: ``"compiled"`` evaluates windows, forward and backward, as machine code, made once (about a minute);
+            ``"eager"`` as PyTorch operations. Both compute the same.
         policy_kwargs: arguments of ``GTrXLQPolicy`` as JSON values, or with a ``BackboneConfig`` under ``"backbone"``.
 
     Raises:
@@ -106,6 +108,7 @@ class GTrXLDQN(OffPolicyMemoryAgent):
         memory_refresh: MemoryRefresh = "never",
         checkpoint_replay: bool = True,
         acting: Acting = "eager",
+        updates: UpdateMode = "eager",
         stats_window_size: Annotated[int, Ge(1), Le(10**9)] = 100,
         tensorboard_log: str | os.PathLike[str] | None = None,
         policy_kwargs: Mapping[str, Any] | None = None,
@@ -138,7 +141,7 @@ class GTrXLDQN(OffPolicyMemoryAgent):
         self.n_step, self.value_rescale, self.prioritized = n_step, value_rescale, prioritized
         self.scale_rewards, self.exploration = scale_rewards, exploration
         self.max_grad_norm, self.memory_refresh = max_grad_norm, memory_refresh
-        self.checkpoint_replay, self.acting = checkpoint_replay, acting
+        self.checkpoint_replay, self.acting, self.updates = checkpoint_replay, acting, updates
         if _init_setup_model:
             self._setup_model()
 
@@ -171,6 +174,12 @@ class GTrXLDQN(OffPolicyMemoryAgent):
 
     # Learning
 
+    def _compile(self) -> None:
+        super()._compile()
+        evaluate = self.policy.evaluate_window
+        self._evaluate = self._evaluation(evaluate, QEvaluation)
+        self._evaluate_target = self._evaluation(partial(evaluate, target=True), QEvaluation)
+
     def train(self, gradient_steps: int, batch_size: int) -> None:
         """So many updates on segments drawn from the replay, then bring the acting memory up to date."""
         policy, replay, sharing, logger = self.policy, self.replay_buffer, self.sharing, self.logger
@@ -181,10 +190,10 @@ class GTrXLDQN(OffPolicyMemoryAgent):
         norms: list[float] = []
         for _ in range(gradient_steps):
             draw, takers = replay_data.draw_of_all(replay, batch_size, self._batch_generator, self.prioritized, sharing)
-            window = self._normalized(replay_data.own_window(replay, draw, takers, sharing).trimmed())
-            now = policy.evaluate_window(window)
+            window = self._window(draw, takers)
+            now = self._evaluate(window)
             with torch.no_grad():
-                later = policy.evaluate_window(window, target=True)
+                later = self._evaluate_target(window)
             part = Steps(policy.classes(window), window.rewards, window.terminal, window.counts, window.weights)
             targets = q_targets(now.q, later.q, part, self.gamma, self.n_step, self.value_rescale)
             policy.add_deep_losses(now, window, partial(step_losses, targets=targets, steps=part), targets.shape[1])

@@ -49,7 +49,7 @@ from rltransformers.policies.steps import Acting
 from rltransformers.training.online import replay_data
 from rltransformers.training.online.off_policy_agent import MemoryRefresh, OffPolicyMemoryAgent
 from rltransformers.training.schedules import Scheduled
-from rltransformers.training.update import add_auxiliary, descend, log_losses, maintain
+from rltransformers.training.update import UpdateMode, add_auxiliary, descend, log_losses, maintain
 
 AUTO_SHARE = 0.98 * 0.7
 """Of the largest entropy of countable actions, what ``target_entropy="auto"`` aims at."""
@@ -66,7 +66,7 @@ class GTrXLSAC(OffPolicyMemoryAgent):
         env, learning_rate, gamma, max_grad_norm, acting, stats_window_size, tensorboard_log, verbose, seed, device: as
             for ``GTrXLPPO``; the gradients of actor and critics are clipped apart.
         buffer_size, batch_size, segment_length, burn_in, train_freq, gradient_steps: as for ``GTrXLDQN``.
-        scale_rewards, memory_refresh, checkpoint_replay: as for ``GTrXLDQN``.
+        scale_rewards, memory_refresh, checkpoint_replay, updates: as for ``GTrXLDQN``.
         learning_starts: environment steps with uniformly random actions before the first update.
         encoder_rate: learning rate of encoders and backbones, in units of ``learning_rate``.
         tau: share of the way that the target network moves after every update.
@@ -116,6 +116,7 @@ class GTrXLSAC(OffPolicyMemoryAgent):
         memory_refresh: MemoryRefresh = "never",
         checkpoint_replay: bool = True,
         acting: Acting = "eager",
+        updates: UpdateMode = "eager",
         stats_window_size: Annotated[int, Ge(1), Le(10**9)] = 100,
         tensorboard_log: str | os.PathLike[str] | None = None,
         policy_kwargs: Mapping[str, Any] | None = None,
@@ -147,7 +148,8 @@ class GTrXLSAC(OffPolicyMemoryAgent):
         self.encoder_rate, self.n_step, self.target_critics = encoder_rate, n_step, target_critics
         self.ent_coef, self.target_entropy = ent_coef, target_entropy
         self.scale_rewards, self.max_grad_norm = scale_rewards, max_grad_norm
-        self.memory_refresh, self.checkpoint_replay, self.acting = memory_refresh, checkpoint_replay, acting
+        self.memory_refresh, self.checkpoint_replay = memory_refresh, checkpoint_replay
+        self.acting, self.updates = acting, updates
         if _init_setup_model:
             self._setup_model()
 
@@ -175,6 +177,14 @@ class GTrXLSAC(OffPolicyMemoryAgent):
 
     # Learning
 
+    def _compile(self) -> None:
+        super()._compile()
+        policy = self.policy
+        self._evaluate_trunk, self._evaluate_actor, self._evaluate_target = (
+            self._evaluation(partial(policy.evaluate_trunk, part=part), TrunkEvaluation)
+            for part in (policy.trunk, policy.actor, policy.target_trunk)
+        )
+
     def train(self, gradient_steps: int, batch_size: int) -> None:
         """So many updates on segments drawn from the replay, then bring the acting memory up to date."""
         policy, replay, sharing, logger = self.policy, self.replay_buffer, self.sharing, self.logger
@@ -191,17 +201,17 @@ class GTrXLSAC(OffPolicyMemoryAgent):
         for _ in range(gradient_steps):
             draw, takers = replay_data.draw_of_all(replay, batch_size, self._batch_generator, False, sharing)
             noise, chosen = self._noise(batch_size, takers), self._chosen_critics()
-            window = self._normalized(replay_data.own_window(replay, draw, takers, sharing).trimmed())
+            window = self._window(draw, takers)
             boxes, index = head.taken({path: leaf[:, learned] for path, leaf in window.actions.items()})
             counts, temperature = window.counts[:, learned], self.temperature.value
 
             # What the policy does at every step, and what comes of it: one sample serves target and actor.
-            critic = policy.evaluate_trunk(window, trunk)
+            critic = self._evaluate_trunk(window)
             shared = policy.critic is None
-            actor = TrunkEvaluation(critic.features.detach()) if shared else policy.evaluate_trunk(window, policy.actor)
+            actor = TrunkEvaluation(critic.features.detach()) if shared else self._evaluate_actor(window)
             drawn = head.drawn(policy.window_outputs(actor.features, window), noise)
             with torch.no_grad():
-                later = policy.target_values(window, drawn)[..., chosen, :]
+                later = policy.target_values(self._evaluate_target(window).features, drawn)[..., chosen, :]
                 values = soft_values(later, drawn.log_probs, drawn.log_density, temperature)
                 discounts = self.gamma * (~window.terminal).to(values.dtype)
                 targets = n_step_returns(window.rewards, discounts, values, ~window.counts, self.n_step)

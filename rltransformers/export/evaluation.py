@@ -71,7 +71,8 @@ class CompiledEvaluation(LeftBehind):
         try:
             with torch.random.fork_rng():  # both passes are compiled when they are first run
                 outputs = [each for each in pytree.tree_leaves(program(copies, inputs)) if isinstance(each, Tensor)]
-                torch.stack([each.sum() for each in outputs if each.requires_grad]).sum().backward()
+                if learned := [each.sum() for each in outputs if each.requires_grad]:
+                    torch.stack(learned).sum().backward()
         except Exception as error:
             raise CompileError(f"the update could not be compiled: {one_line(error)[:500]}") from error
         self._notify(f"compiled the update in {time.monotonic() - start:.0f} s")

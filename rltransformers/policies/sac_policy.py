@@ -125,6 +125,12 @@ class GTrXLSACPolicy(ReplayPolicy):
         return self.actor if self.critic is None else self.critic
 
     @property
+    def target_trunk(self) -> TokenBackbone:
+        """The slow copy of ``trunk``."""
+        part: Any = self.target[self.target_parts[0]]
+        return part
+
+    @property
     def drawn_space(self) -> Space:
         leaves = self.action_head.spaces
         return unbounded(self.action_space, [path for path, leaf in leaves.items() if isinstance(leaf, spaces.Box)])
@@ -164,8 +170,8 @@ class GTrXLSACPolicy(ReplayPolicy):
     # Windows of replay
 
     def evaluate_trunk(self, window: Window, part: TokenBackbone) -> TrunkEvaluation:
-        """Features behind the context, and the auxiliary losses of the backbone."""
-        record = Record() if part.backbone.aux_weights else None
+        """Features behind the context, and the auxiliary losses of the backbone unless it only follows another one."""
+        record = Record() if part.backbone.aux_weights and part is not self.target_trunk else None
         features = self.features(window, part, record)
         if record is None:
             return TrunkEvaluation(features)
@@ -178,10 +184,9 @@ class GTrXLSACPolicy(ReplayPolicy):
         steps = slice(window.context, window.context + features.shape[1])
         return self.outputs(features, {path: leaf[:, steps] for path, leaf in window.observations.items()})
 
-    def target_values(self, window: Window, drawn: Drawn) -> Float[Tensor, "B T N J"]:
-        """Values by the target network of the drawn actions, at the steps behind the context."""
-        part: Any = self.target[self.target_parts[0]]
-        return self.target["critics"](self.features(window, part), drawn.boxes)
+    def target_values(self, features: Float[Tensor, "B T W"], drawn: Drawn) -> Float[Tensor, "B T N J"]:
+        """Values of the drawn actions by the target network, from features of ``target_trunk``."""
+        return self.target["critics"](features, drawn.boxes)
 
     def taken_values(
         self, features: Float[Tensor, "B L W"], boxes: Float[Tensor, "B L A"], index: Shaped[Tensor, "B L"]

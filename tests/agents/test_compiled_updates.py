@@ -8,7 +8,7 @@ import torch
 from functorch.compile import nop
 from stable_baselines3.common.env_util import make_vec_env
 
-from rltransformers.agents import GTrXLPPO, GTrXLVMPO
+from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from rltransformers.backbone.presets import PRESETS
 from rltransformers.training import update
 
@@ -36,6 +36,16 @@ def learned(kind: Any, updates: str, environment: str = "CartPole-v1", **setting
     values: dict[str, Any] = {"n_steps": 8, "seed": 0, "device": "cpu", "n_epochs": 2}
     agent = kind("GTrXLPolicy", make_vec_env(environment, 4, seed=0), updates=updates, **(values | settings))
     agent.learn(2 * 4 * 8)
+    return agent
+
+
+def replayed(kind: Any, updates: str, environment: str, losses: dict[str, Any]) -> Any:
+    """An agent after 16 updates from the replay of two environments, the first ones with little context."""
+    backbone = {"preset": "gtrxl", "width": 16, "layers": 2, "heads": 2, "memory": 8, "losses": losses}
+    values: dict[str, Any] = {"learning_starts": 16, "segment_length": 4, "batch_size": 4, "seed": 0, "device": "cpu"}
+    (policy,), env = kind.policy_aliases, make_vec_env(environment, 2, seed=0)
+    agent = kind(policy, env, updates=updates, policy_kwargs={"backbone": backbone}, **values)
+    agent.learn(16 + 2 * 4 * 16)
     return agent
 
 
@@ -74,3 +84,18 @@ def test_machine_code_learns_the_same(kind: Any, settings: dict[str, Any], said:
     loaded = kind.load(tmp_path / "agent.zip", updates="eager")
     assert loaded.updates == "eager" and kind.load(tmp_path / "agent.zip").updates == "compiled"
     assert_same_weights(loaded, compiled, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "environment", "losses"),
+    [
+        (GTrXLDQN, "CartPole-v1", {"al_rfou": {"weight": 0.5, "future": 0.5}}),
+        (GTrXLSAC, "Pendulum-v1", {}),
+    ],
+)
+def test_machine_code_learns_the_same_from_replay(
+    kind: Any, environment: str, losses: dict[str, Any], said: list[str]
+) -> None:
+    eager, compiled = (replayed(kind, updates, environment, losses) for updates in ("eager", "compiled"))
+    assert said and not [line for line in said if "eager" in line]
+    assert_same_weights(eager, compiled, ROUNDING)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLVMPO
+from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from rltransformers.data import load_trajectories
 from rltransformers.export.cache import VARIABLE
 
@@ -44,6 +44,15 @@ def test_copies_of_an_agent_have_machine_code_of_their_own(kind: Any, copied: An
         assert getattr(one, name) is not None
     assert other._machine_code._module is other.policy and other._actor.machine_code.step.policy is other._actor
     assert copied(online("eager", kind)).policy.machine_code is None
+
+
+@pytest.mark.parametrize("updates", ["eager", "compiled"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda agent: pickle.loads(pickle.dumps(agent))])
+def test_copies_of_an_agent_with_a_replay_learn_from_their_own_weights(updates: str, copied: Any) -> None:
+    model = GTrXLSAC("GTrXLSACPolicy", "Pendulum-v1", updates=updates, policy_kwargs={"backbone": BACKBONE})  # type: ignore[arg-type]
+    other = copied(model)
+    evaluate = other._evaluate_trunk._evaluate if updates == "compiled" else other._evaluate_trunk
+    assert evaluate.func.__self__ is other.policy
 
 
 def test_copies_of_a_policy_leave_the_machine_code_behind() -> None:

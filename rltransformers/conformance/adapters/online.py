@@ -275,4 +275,5 @@ class SoftAgent(QAgent):
         policy = self.model.policy
         outputs = policy.window_outputs(policy.features(window, policy.actor), window)
         drawn = policy.action_head.drawn(outputs)
-        return soft_values(policy.target_values(window, drawn), drawn.log_probs, drawn.log_density, torch.zeros(()))
+        q = policy.target_values(policy.features(window, policy.target_trunk), drawn)
+        return soft_values(q, drawn.log_probs, drawn.log_density, torch.zeros(()))

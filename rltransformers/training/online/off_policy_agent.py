@@ -1,7 +1,7 @@
 """Base of online agents that learn from a replay of all steps so far. Axes: E environments, B segments."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, strict
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.values import to_tensor
-from rltransformers.data.replay import SegmentReplay, Window
+from rltransformers.data.replay import Draw, SegmentReplay, Window
 from rltransformers.data.rollout import bytes_of, observation_layout
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.policy_state import PolicyState
@@ -28,7 +28,7 @@ from rltransformers.training.normalization import check_outermost, wrapper_betwe
 from rltransformers.training.online import replay_data
 from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.online.tensor_rollouts import collect_steps
-from rltransformers.training.update import memory_panel
+from rltransformers.training.update import CompiledWindows, EvaluationT, UpdateMode, memory_panel
 
 MemoryRefresh = Literal["never", "update"]
 BYTES_BESIDE = 19
@@ -49,6 +49,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
     n_step: int
     memory_refresh: MemoryRefresh
     checkpoint_replay: bool
+    updates: UpdateMode
 
     def __init__(self, *arguments: Any, train_freq: int, **settings: Any) -> None:
         super().__init__(*arguments, support_multi_env=True, sde_support=False, **settings)
@@ -149,6 +150,16 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
         raise NotImplementedError
 
     # Learning
+
+    def _evaluation(self, evaluate: Callable[[Window], EvaluationT], kind: type[EvaluationT]) -> Any:
+        """``evaluate`` of a window, which returns a ``kind``, in the mode of ``updates``."""
+        return CompiledWindows(self.policy, evaluate, kind) if self.updates == "compiled" else evaluate
+
+    def _window(self, draw: Draw, takers: Tensor) -> Window:
+        """The segments of this process as the policy sees them."""
+        window = replay_data.own_window(cast(SegmentReplay, self.replay_buffer), draw, takers, self.sharing)
+        # Machine code is made for one length of context.
+        return self._normalized(window if self.updates == "compiled" else window.trimmed())
 
     def _normalized(self, window: Window) -> Window:
         """A window as the policy sees it, on its device."""
