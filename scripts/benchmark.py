@@ -72,6 +72,7 @@ COMMANDS = {
         laws=DECISION_TRANSFORMER,
     ),
     "dt-load": Command("offline", "dt_load", "reading a million steps from D4RL and Minari: seconds and memory"),
+    "dt-returns": Command("returns", "dt_returns", "Decision Transformers of others: returns on a recording of ours"),
     "recorder": Command("offline", "recorder", "steps per second of recording CartPole into Minari"),
     "windowed": Command("attention", "windowed", "windowed attention, against dense kernels and x-transformers"),
     "linear": Command("attention", "linear", "linear attention: growth with the length of the segment"),
@@ -79,7 +80,7 @@ COMMANDS = {
     "acting-position": Command("catalogue", "acting", "every mixer: a step late in an episode against one early in it"),
     "encoders": Command("encoders", "encoders", "cost of encoders of an observation by its elements, the same way"),
 }
-CHOOSES = ("catalogue", "acting-position", "time-to-learn")
+CHOOSES = ("catalogue", "acting-position", "time-to-learn", "dt-returns")
 """Commands that can measure some of their entries."""
 WITH_SOURCES = ("gtrxl-loop", "time-to-learn")
 """Commands with peers that are read from a folder."""
@@ -116,8 +117,8 @@ def parser() -> argparse.ArgumentParser:
                 "--only",
                 nargs="+",
                 metavar="ENTRY",
-                help="measure these, such as mixer:gla or cue_recall, and keep the figures of others; catalogue: "
-                "missing, for all that have none",
+                help="measure these, such as mixer:gla, cue_recall or d3rlpy, and keep the figures of others; "
+                "catalogue: missing, for all that have none",
             )
         if name in WITH_SOURCES:
             one.add_argument(
