@@ -187,7 +187,11 @@ def run_all(repetitions: int, threads: int | None) -> int:
 def summary(folder: Path) -> list[str]:
     """Lines of a Markdown table of what the commands wrote to ``folder``, in the order of the commands."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
-    lines += [f"| {' | '.join(table_cells(row))} |" for row in measured(folder, COMMANDS)]
+    above = ""
+    for row in measured(folder, COMMANDS):
+        name, setting, *cells = table_cells(row)
+        lines.append(f"| {' | '.join([name, 'as above' if setting == above else setting, *cells])} |")
+        above = setting
     if len(lines) == 2:
         raise SystemExit(f"no figures in {folder}; run python scripts/benchmark.py all")
     return lines

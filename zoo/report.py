@@ -26,6 +26,8 @@ METRIC_NAMES = {
     "training_max": "highest mean return in training",
 }
 MAX_NAMED = 5  # variants in a cell of the summary
+MAX_LINES = 12  # of a table that stands open
+MAX_COLUMNS = 7  # of a part of a map, as many as a page is wide
 SUMMARY = ("task", "ours", "baseline", "target", "met")
 SELECTION = ("task", "ours", "compared with", "best other", "targets met")
 LEGEND = (
@@ -77,11 +79,15 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
     if suite.text.overview is not None:
         overview = _map(suite, rows) if suite.text.overview == "map" else _overview(suite, suite.text.overview, rows)
         yield from [*overview, *(["", suite.text.overview_note] if suite.text.overview_note else [])]
+    brief = suite.text.overview is not None and len(suite.tasks) > MAX_LINES  # the overview has every task
+    if brief:
+        yield from ["", "## Task by task"]
     for name, task in suite.tasks.items():
         runs = runs_of(suite, name, rows)
         if any(runs.values()):
-            yield from ["", f"## {task.title}", ""]
-            yield from section(suite, name, runs)
+            shown = list(section(suite, name, runs))
+            yield ""
+            yield from opening(task.title, shown) if brief else [f"## {task.title}", "", *shown]
     hours = sum(row.wall_seconds for row in rows) / 3600
     yield from ["", "## How to read and repeat this", ""]
     yield from [f"{LEGEND} More: [how to read them](README.md#how-to-read-them).", ""]
@@ -93,9 +99,9 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
-    """Mean over seeds of one metric: a line per task with runs, a column per variant and per published figure, and the
-    means over the tasks that the method and its baseline have, that all variants with runs have, but those of single
-    tasks, and that the published figures have too.
+    """Mean over seeds of one metric: a column per variant and per published figure, the means over the tasks that the
+    method and its baseline have, that all variants with runs have, but those of single tasks, and that the published
+    figures have too, and a line per task with runs.
     """
     variants = list(dict.fromkeys(variant for task in suite.tasks.values() for variant in task.variants))
     published = list(dict.fromkeys(name for task in suite.tasks.values() for name in task.published))
@@ -109,7 +115,6 @@ def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
             means[task.title] = [*own, *(task.published.get(each) for each in published)]
     yield from ["", f"## All tasks: {METRIC_NAMES.get(metric, metric)}, mean over seeds", ""]
     yield from table_head(["task", *variants, *published])
-    yield from (line([title, *map(number, each)]) for title, each in means.items())
     table = list(means.values())
     common = [all(variant in task.variants for task in suite.tasks.values()) for variant in variants]
     run = [column for column, each in enumerate(common) if each and any(cells[column] is not None for cells in table)]
@@ -118,6 +123,7 @@ def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     pair = [column for column in run if variants[column] in (first.method, first.compared_with)]
     if suite.text.overview_means:
         yield from _means(table, [pair, run, [*run, *cited]])
+    yield from (line([title, *map(number, each)]) for title, each in means.items())
 
 
 def map_of(suite: Suite, rows: Sequence[Row]) -> tuple[dict[str, tuple[float, float]], dict[str, list[float | None]]]:
@@ -139,14 +145,15 @@ def map_of(suite: Suite, rows: Sequence[Row]) -> tuple[dict[str, tuple[float, fl
 
 
 def _map(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
-    """The table of a map, with the numbers of state and the time of a step in the environments of ``transfers``."""
+    """The tables of a map, each as wide as a page, with bytes of state and the time of a step in the environments of
+    ``transfers``; a variant or a column without runs is left out.
+    """
     columns, lines = map_of(suite, rows)
-    yield from ["", "## All of it: mean over seeds", "", f"![{suite.text.title}]({suite.name}.png)", ""]
-    yield from table_head(["memory", *columns, "seeds", "state, bytes", "µs per step, compiled"])
-    for variant, values in lines.items():
+    yield from ["", "## All of it: mean over seeds", "", f"![{suite.text.title}]({suite.name}.png)"]
+    cells = {variant: list(map(number, values)) for variant, values in lines.items()}
+    for variant in lines:
         own = [row for row in rows if row.variant == variant]
         seeds = [sum(row.task == name for row in own) for name, task in suite.tasks.items() if variant in task.variants]
-        state = median(row.metric("state_bytes") for row in own)
         times = [
             result["microseconds"]
             for row in own
@@ -154,7 +161,16 @@ def _map(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
             if suite.tasks[row.task].transfers[name].acting == "compiled"
         ]
         counts = "-".join(map(str, sorted({min(seeds), max(seeds)})))
-        yield line([variant, *map(number, values), counts, number(state), number(median(times))])
+        cells[variant] += [counts, number(median(row.metric("state_bytes") for row in own)), number(median(times))]
+    head = [*columns, "seeds", "state, bytes", "µs per step, compiled"]
+    wanted = [column for column in range(len(head)) if any(each[column] != "-" for each in cells.values())]
+    for first in range(0, len(wanted), MAX_COLUMNS):
+        part = wanted[first : first + MAX_COLUMNS]
+        yield ""
+        yield from table_head(["memory", *(head[column] for column in part)])
+        for variant, each in cells.items():
+            if any(each[column] != "-" for column in part):
+                yield line([variant, *(each[column] for column in part)])
 
 
 def _means(table: Sequence[Sequence[float | None]], selections: Sequence[Sequence[int]]) -> Iterator[str]:
@@ -181,9 +197,7 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
     against = task.compared_with
     head = ["variant", f"{task.score}, IQM [95 %]", "every seed"]
     head += [f"P(better than {against})"] if against else []
-    yield from table_head(
-        [*head, "parameters", "steps", "minutes", *(METRIC_NAMES.get(each, each) for each in metrics)]
-    )
+    table = table_head([*head, "parameters", "steps", "minutes", *(METRIC_NAMES.get(each, each) for each in metrics)])
     for variant, rows in runs.items():
         if not rows and len(task.variants) > MAX_NAMED:
             continue  # a long list says below how many are missing
@@ -193,7 +207,8 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
         seconds = median(row.wall_seconds for row in rows if row.parameters is not None)
         cells += ["-" if seconds is None else f"{seconds / 60:.1f}"]
         cells += [number(median(row.metric(metric) for row in rows)) for metric in metrics]
-        yield line(cells)
+        table.append(line(cells))
+    yield from folded("variants", table)
     missing = sum(not rows for rows in runs.values())
     if missing and len(task.variants) > MAX_NAMED:
         yield from ["", f"{missing} further variants have no runs yet."]
@@ -337,6 +352,19 @@ def line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
+def folded(noun: str, table: Sequence[str]) -> list[str]:
+    """A table, behind a line that opens it where it is long."""
+    count = len(table) - len(table_head([]))
+    if count <= MAX_LINES:
+        return list(table)
+    return opening(f"All {count} {noun}", table)
+
+
+def opening(title: str, lines: Sequence[str]) -> list[str]:
+    """Lines that show when the title is clicked."""
+    return ['<details markdown="1">', f"<summary>{title}</summary>", "", *lines, "", "</details>"]
+
+
 def _by_target(task: Task, runs: Runs) -> Iterator[str]:
     """Table of returns for every target return, IQM over runs, and how far the returns lie from the targets."""
     targets = pictures.targets_of(runs)
@@ -357,11 +385,12 @@ def _by_transfer(task: Task, runs: Runs) -> Iterator[str]:
     if not played:
         return
     yield ""
-    yield from table_head([f"{task.score} where it was never trained", *task.transfers, "µs per step"])
+    table = table_head([f"{task.score} where it was never trained", *task.transfers, "µs per step"])
     for variant, rows in played.items():
         cells = [estimate([row.score_in(name, task.score) for row in rows]) for name in task.transfers]
         times = [median(row.transfers[name]["microseconds"] for row in rows) for name in task.transfers]
-        yield line([variant, *cells, " / ".join(map(number, times))])
+        table.append(line([variant, *cells, " / ".join(map(number, times))]))
+    yield from folded("variants where they were never trained", table)
 
 
 def _recordings(runs: Runs) -> Iterator[str]:

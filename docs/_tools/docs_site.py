@@ -23,6 +23,7 @@ FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 SEVERAL = re.compile(
     r"<b><code>((?:<[^>]*>)?\w+,(?:<[^>]*>)?)</code></b>\s*\(<code>((?:(?!</code>).)*)</code>\)", re.DOTALL
 )
+NAME = re.compile(r'(<span class="doc doc-object-name[^>]*>)([\w.]+)(?=<)')
 PICTURE = re.compile(r'(<a [^>]*>\s*)?(<img [^>]*?src="([^"]+)"[^>]*>)')
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 DOWNLOADS = (".ipynb",)
@@ -59,7 +60,10 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
 
 
 def on_page_content(html: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
-    """The page, with pictures as links to themselves, and one line for several names as docstrings have it."""
+    """The page, with pictures as links to themselves, one line for several names as docstrings have it, and paths of
+    names that break behind a dot.
+    """
+    html = NAME.sub(lambda name: name.group(1) + name.group(2).replace(".", ".<wbr>"), html)
     return PICTURE.sub(linked, SEVERAL.sub(joined, html))
 
 

@@ -22,7 +22,7 @@ from rltransformers.backbone import PRESETS
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # so that scripts and benchmarks are found
 
-from docs._tools import catalogue, notebooks, pairs  # noqa: E402
+from docs._tools import catalogue, notebooks, pairs, speed  # noqa: E402
 from docs._tools import pages as mechanism_pages  # noqa: E402
 from rltransformers.zoo import pictures, report  # noqa: E402
 from rltransformers.zoo.aims import Runs  # noqa: E402
@@ -211,8 +211,12 @@ TABLES = {
     "slots": slots,
     "readme-results": readme_results,
     "readme-speed": readme_speed,
-    "targets": lambda: benchmark.targets(benchmark.RESULTS),
-    "benchmarks": lambda: benchmark.summary(benchmark.RESULTS),
+    "speed-summary": lambda: speed.summary(benchmark.RESULTS),
+    "speed-beside": lambda: speed.beside(benchmark.RESULTS),
+    "growth": lambda: speed.grown(benchmark.RESULTS),
+    "time-to-learn": lambda: speed.learning(benchmark.RESULTS),
+    "targets": lambda: speed.targets(benchmark.RESULTS),
+    "benchmarks": lambda: report.folded("rows", benchmark.summary(benchmark.RESULTS)),
     "results": aims,
     "suites": lambda: report.index(RESULTS, SUITES),
 }

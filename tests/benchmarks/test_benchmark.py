@@ -57,7 +57,7 @@ def test_tables_show_what_was_written(
         assert [row["name"] for row in csv.DictReader(file)] == ["loop", "storage", "aside"]
     whole, short = benchmark.summary(tmp_path), benchmark.targets(tmp_path)
     assert whole[2] == "| loop | sizes / more | 100 ms | 250 (peer) | 2.5 | >= 3 | **no** |"
-    assert whole[4] == "| aside | sizes | 2 MB [1, 3] |  |  |  |  |"
+    assert whole[4] == "| aside | as above | 2 MB [1, 3] |  |  |  |  |"
     assert [line.split(" | ")[0] for line in short[2:]] == ["| loop", "| storage"]
     assert "123,400 MB" in short[3]
     assert short[0] == "| row | ours | baseline | ratio [range] | target | met |"

@@ -14,7 +14,7 @@ from tests.docs.blocks import ROOT
 from tests.peers.conformance import OURS, SUBJECTS, Subject, checked, checked_apart, main
 from tests.peers.reproductions import FAILURES, Failure
 from tests.peers.sources import VARIABLE, Source
-from tests.peers.table import MARKS, Row, as_markdown, in_page
+from tests.peers.table import MARKS, Row, as_markdown, in_page, title
 
 PAGE = ROOT / "docs" / "results" / "conformance.md"
 ALWAYS = [subject for subject in SUBJECTS if subject.library in (OURS, "sb3-contrib")]
@@ -26,7 +26,8 @@ FAILURES_START, FAILURES_END = (mark.format(name="failures") for mark in MARKS)
 def committed(subject: Subject) -> tuple[str, list[Status]]:
     """Version and statuses in the table of the page."""
     table = PAGE.read_text().partition(START)[2].partition(END)[0]
-    row = re.search(rf"^\| {subject.library} (\S+) `{re.escape(subject.name)}` \| (.+) \|$", table, re.MULTILINE)
+    shown = re.escape(title(subject.name))
+    row = re.search(rf"^\| {subject.library} (\S+) {shown} \| (.+) \|$", table, re.MULTILINE)
     assert row is not None, f"{subject.name} is not in the table: python -m tests.peers.conformance --write {PAGE}"
     cells = row.group(2).split(" | ")
     return row.group(1), [
@@ -147,6 +148,20 @@ def test_a_library_that_lacks_what_it_needs_gets_a_line_and_others_are_checked(
         main(["--library", "sb3-contrib", "--write", str(page)])
     assert "the table would lack rows: sb3-contrib: No module named" in capsys.readouterr().err
     assert page.read_text() == marks
+
+
+def test_a_reason_names_a_library_alone_where_it_is_true_of_all_that_it_has() -> None:
+    check, *_ = CHECKS
+    rows = [
+        Row(name, library, [Result(check, "does not apply", note=note)])
+        for name, library, note in (
+            ("A, small", "one 1", "no mask"), ("B", "one 1", "no mask"),
+            ("C", "two 2", "no mask"), ("D", "two 2", "no step"),
+        )
+    ]  # fmt: skip
+    lines = as_markdown(rows).splitlines()
+    assert "| one 1 `A`, small | – |" in lines
+    assert lines[-5:-2] == [f"- *{check}*", "    - no mask: one, two `C`", "    - no step: two `D`"]
 
 
 def test_a_page_without_marks_is_refused() -> None:

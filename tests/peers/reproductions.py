@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from rltransformers.zoo.report import opening
 from tests.peers.sources import SOURCES, VARIABLE
 
 FOLDER = Path(__file__).parent / "failures"
@@ -79,10 +80,10 @@ class Failure:
     def section(self, version: str) -> str:
         """Its section of the page: explanation, program and output."""
         title, about, program = self._parts
-        return (
-            f"### {title}\n\n{about}\n\n<!-- test: where {self.imports} is installed -->\n```python\n{program}\n```\n\n"
-            f"With {self.library} {version} it prints:\n\n```text\n{self.run()}```"
-        )
+        test = f"<!-- test: where {self.imports} is installed -->"
+        printed = f"With {self.library} {version} it prints:"
+        shown = [test, "```python", program, "```", "", printed, "", f"```text\n{self.run()}```"]
+        return "\n".join([f"### {title}\n\n{about}\n", *opening("Program and output", shown)])
 
 
 FAILURES = (

@@ -529,6 +529,29 @@ def test_many_variants_without_aims_are_summed_up(write: Write, tmp_path: Path) 
     assert report.index(tmp_path, tmp_path)[-1].endswith("| 7 of 14 | 0.1 | - |")
 
 
+def test_a_long_table_opens_when_it_is_clicked() -> None:
+    table = [*report.table_head(["a"]), *["| 1 |"] * report.MAX_LINES]
+    assert report.folded("variants", table) == table
+    table.append("| 1 |")
+    assert report.folded("variants", table) == [
+        '<details markdown="1">', "<summary>All 13 variants</summary>", "", *table, "", "</details>"
+    ]  # fmt: skip
+
+
+def test_tasks_of_an_overview_open_one_by_one_where_they_are_many(write: Write, tmp_path: Path) -> None:
+    write()
+    values = {"config": str(tmp_path / "online.yaml"), "score": "success", "variants": VARIANTS}
+    tasks = {f"t{index}": values | {"title": f"Cue {index}"} for index in range(report.MAX_LINES)}
+
+    def page() -> str:
+        suite = read_suite(str(write({"overview": "score", "tasks": tasks})))
+        return report.page(suite, [Row(name, "GTrXL", 0, 1.0, 50, 2, 1.0) for name in tasks])
+
+    assert "\n## Cue 0\n" in page() and "<details" not in page()
+    tasks["more"] = values | {"title": "Cue more"}
+    assert '\n## Task by task\n\n<details markdown="1">\n<summary>Cue more</summary>\n\n![Cue more]' in page()
+
+
 def test_runs_on_several_recordings_of_a_dataset_are_told_apart(suite: Suite) -> None:
     rows = [replace(row(suite, "GTrXL", seed, 1.0), recording="ab" if seed < 2 else "") for seed in range(3)]
     rows.append(replace(row(suite, "no memory", 0, 0.5), recording="cd"))
@@ -560,11 +583,11 @@ def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants
     text = report.page(suite, rows)
     assert (
         "## All tasks: highest evaluation, mean over seeds\n\n| task | GTrXL | no memory |\n|---|---|---|\n"
-        "| Cue a | 0.5 | 0.5 |\n| Cue b | 1 | - |\n| Cue c | 0.25 | 0.125 |\n| mean of 2 tasks | 0.375 | 0.312 |\n"
+        "| mean of 2 tasks | 0.375 | 0.312 |\n| Cue a | 0.5 | 0.5 |\n| Cue b | 1 | - |\n| Cue c | 0.25 | 0.125 |\n"
         in text
     )
     alone = report.page(suite, rows[3:4])
-    assert "| task | GTrXL | no memory |\n|---|---|---|\n| Cue b | 1 | - |\n| mean of 1 task | 1 | - |\n" in alone
+    assert "| task | GTrXL | no memory |\n|---|---|---|\n| mean of 1 task | 1 | - |\n| Cue b | 1 | - |\n" in alone
     wider = {
         name: each | {"variants": VARIANTS | {"third": {}}, "baseline": "no memory"} for name, each in tasks.items()
     }
@@ -576,14 +599,14 @@ def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants
     single = tasks | {"a": wider["a"]}  # a variant of one task leaves the means as they are
     path = write({"metrics": ["curve_max"], "overview": "curve_max", "tasks": single})
     text = report.page(read_suite(str(path)), [*rows, replace(rows[0], variant="third")])
-    assert "| Cue a | 0.5 | 0.5 | 0.75 |\n" in text and "| mean of 2 tasks | 0.375 | 0.312 | - |\n\n" in text
+    assert "|---|\n| mean of 2 tasks | 0.375 | 0.312 | - |\n| Cue a | 0.5 | 0.5 | 0.75 |\n" in text
     for name, figure in (("a", 0.9), ("b", 0.0), ("d", 0.8)):
         tasks[name]["published"] = {"theirs": figure}
     path = write({"metrics": ["curve_max"], "overview": "curve_max", "overview_note": "From them.", "tasks": tasks})
     text = report.page(read_suite(str(path)), rows)
     assert (
-        "| Cue a | 0.5 | 0.5 | 0.9 |\n| Cue b | 1 | - | 0 |\n| Cue c | 0.25 | 0.125 | - |\n"
-        "| mean of 2 tasks | 0.375 | 0.312 | - |\n| mean of 1 task | 0.5 | 0.5 | 0.9 |\n\nFrom them.\n" in text
+        "| mean of 2 tasks | 0.375 | 0.312 | - |\n| mean of 1 task | 0.5 | 0.5 | 0.9 |\n"
+        "| Cue a | 0.5 | 0.5 | 0.9 |\n| Cue b | 1 | - | 0 |\n| Cue c | 0.25 | 0.125 | - |\n\nFrom them.\n" in text
     )
     with pytest.raises(ConfigError, match=r"tasks\.a: published figures are shown in an overview; give the suite one"):
         read_suite(str(write({"tasks": tasks})))
@@ -593,7 +616,9 @@ def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants
         read_suite(str(write({"metrics": ["curve_max"], "overview": "curve_min"})))
 
 
-def test_a_map_has_a_line_per_variant_and_a_column_per_task_and_environment(write: Write, tmp_path: Path) -> None:
+def test_a_map_has_a_line_per_variant_and_a_column_per_task_and_environment(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write()
     values = {"config": str(tmp_path / "online.yaml"), "score": "success", "variants": VARIANTS}
     keep = values | {"title": "Keep", "chance": 0.5, "transfers": {"10 times": {"kwargs": {"delay": 20}}}}
@@ -618,6 +643,9 @@ def test_a_map_has_a_line_per_variant_and_a_column_per_task_and_environment(writ
         "|---|---|---|---|---|---|---|\n| GTrXL | 0 | 0.75 | 0.625 | 1-2 | 96 | 40.5 |\n"
         "| third | 0.25 | - | - | 1 | 96 | - |\n\nSo it is.\n" in text
     )
+    monkeypatch.setattr(report, "MAX_COLUMNS", 1)
+    text = report.page(suite, rows)  # "third" has no runs of the second task
+    assert "\n\n| memory | keep |\n|---|---|\n| GTrXL | 0.75 |\n\n| memory | keep, 10 times |\n" in text
     columns, lines = report.map_of(suite, rows)
     assert columns == {"add": (0.0, 1.0), "keep": (0.5, 1.0), "keep, 10 times": (0.5, 1.0)}
     assert lines == {"GTrXL": [0.0, 0.75, 0.625], "third": [0.25, None, None]}
