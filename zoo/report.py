@@ -23,6 +23,7 @@ METRIC_NAMES = {
     "wall_seconds": "seconds",
     "curve_mean": "mean of the curve",
     "curve_max": "highest evaluation",
+    "equal_time": "score in the CPU time of {method}",
     "training_max": "highest mean return in training",
 }
 MAX_NAMED = 5  # variants in a cell of the summary
@@ -108,18 +109,20 @@ def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     means: dict[str, list[float | None]] = {}
     for name, task in suite.tasks.items():
         runs = runs_of(suite, name, rows)
-        values = [[row.metric(metric) for row in runs.get(variant, [])] for variant in variants]
+        budget = _budget(task, runs)
+        values = [[row.metric(metric, budget) for row in runs.get(variant, [])] for variant in variants]
         if any(values):
             known = [[value for value in each if value is not None] for each in values]
             own = [statistics.fmean(each) if each else None for each in known]
             means[task.title] = [*own, *(task.published.get(each) for each in published)]
-    yield from ["", f"## All tasks: {METRIC_NAMES.get(metric, metric)}, mean over seeds", ""]
+    first = next(iter(suite.tasks.values()))
+    label = METRIC_NAMES.get(metric, metric).format(method=first.method)
+    yield from ["", f"## All tasks: {label}, mean over seeds", ""]
     yield from table_head(["task", *variants, *published])
     table = list(means.values())
     common = [all(variant in task.variants for task in suite.tasks.values()) for variant in variants]
     run = [column for column, each in enumerate(common) if each and any(cells[column] is not None for cells in table)]
     cited = [len(variants) + column for column in range(len(published))]
-    first = next(iter(suite.tasks.values()))
     pair = [column for column in run if variants[column] in (first.method, first.compared_with)]
     if suite.text.overview_means:
         yield from _means(table, [pair, run, [*run, *cited]])
@@ -197,7 +200,9 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
     against = task.compared_with
     head = ["variant", f"{task.score}, IQM [95 %]", "every seed"]
     head += [f"P(better than {against})"] if against else []
-    table = table_head([*head, "parameters", "steps", "minutes", *(METRIC_NAMES.get(each, each) for each in metrics)])
+    names = (METRIC_NAMES.get(each, each).format(method=task.method) for each in metrics)
+    table = table_head([*head, "parameters", "steps", "minutes", *names])
+    budget = _budget(task, runs)
     for variant, rows in runs.items():
         if not rows and len(task.variants) > MAX_NAMED:
             continue  # a long list says below how many are missing
@@ -206,7 +211,7 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
         cells += [number(median(row.metric(column) for row in rows)) for column in ("parameters", "steps")]
         seconds = median(row.wall_seconds for row in rows if row.parameters is not None)
         cells += ["-" if seconds is None else f"{seconds / 60:.1f}"]
-        cells += [number(median(row.metric(metric) for row in rows)) for metric in metrics]
+        cells += [number(median(row.metric(metric, budget) for row in rows)) for metric in metrics]
         table.append(line(cells))
     yield from folded("variants", table)
     missing = sum(not rows for rows in runs.values())
@@ -222,6 +227,11 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
         yield from (line([each.aim, each.got, each.word]) for each in verdicts)
     if task.note:
         yield from ["", task.note]
+
+
+def _budget(task: Task, runs: Runs) -> float | None:
+    """Processor seconds of the method."""
+    return median(row.cpu_seconds for row in runs[task.method])
 
 
 def summary(results: Path, suites: Path) -> list[str]:

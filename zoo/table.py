@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rltransformers.core.errors import DataError
 from rltransformers.core.files import replacing
 from rltransformers.zoo.suites import Cell, Suite
@@ -64,11 +66,22 @@ class Row:
         """Key of a row."""
         return self.task, self.variant, self.seed
 
-    def metric(self, name: str) -> float | None:
+    @property
+    def cpu_seconds(self) -> float | None:
+        """Processor time of training and evaluation; None where it is not known."""
+        return self.steps / self.steps_per_cpu_second if self.steps_per_cpu_second else None
+
+    def metric(self, name: str, budget: float | None = None) -> float | None:
         """A column, a logged metric, or a statistic of the scores of all evaluations.
 
-        ``curve_mean`` is their mean, higher for early learning; ``curve_max`` is the highest.
+        ``curve_mean`` is their mean, higher for early learning; ``curve_max`` is the highest; ``equal_time`` is the
+        score when ``budget`` seconds of a processor were spent, between two evaluations in proportion.
         """
+        if name == "equal_time":
+            if budget is None or self.cpu_seconds is None or not self.curve:
+                return None
+            steps, evaluated = zip(*self.curve, (self.steps, self.score), strict=True)
+            return float(np.interp(self.steps * budget / self.cpu_seconds, steps, evaluated))
         scores = [score for _, score in self.curve]
         if name == "curve_mean":
             return sum(scores) / len(scores) if scores else None

@@ -473,6 +473,19 @@ def test_numbers_are_short(value: float | None, text: str) -> None:
 # Tables and pictures
 
 
+def test_a_slower_variant_is_scored_in_the_processor_time_of_the_method(write: Write) -> None:
+    suite = read_suite(str(write({"metrics": ["equal_time"], "overview": "equal_time"})))
+    rows = [
+        row(suite, "GTrXL", 0, 1.0, steps=100, steps_per_cpu_second=10.0, curve=[[50, 0.5], [100, 1.0]]),
+        row(suite, "no memory", 0, 0.8, steps=100, steps_per_cpu_second=7.5, curve=[[50, 0.2], [100, 0.8]]),
+        row(suite, "no memory", 1, 0.8, steps_per_cpu_second=None),  # of a run that was killed and went on
+    ]
+    budget = rows[0].cpu_seconds
+    assert [each.metric("equal_time", budget) for each in rows] == [1.0, pytest.approx(0.5), None]
+    page = report.page(suite, rows)
+    assert "## All tasks: score in the CPU time of GTrXL, mean over seeds" in page and "| 1 | 0.5 |" in page
+
+
 def test_the_page_of_a_suite_shows_scores_aims_and_metrics(write: Write, tmp_path: Path) -> None:
     aims = [{"least": 0.95, "seeds": 2}, {"most": 0.7, "variant": "no memory"}]
     values = {"metrics": ["memory/staleness", "curve_mean"], "found": "Memory helps in one seed."}
