@@ -25,7 +25,15 @@ from torch import Tensor, nn
 
 from benchmarks.harness import ROOT, Row, absolute, interleave, parameters, repeat, resident_bytes
 from rltransformers.agents import DecisionTransformer
-from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories, record, write_minari
+from rltransformers.data import (
+    ContextBatch,
+    ContextSampler,
+    Trajectories,
+    load_trajectories,
+    record,
+    write_csv,
+    write_minari,
+)
 from rltransformers.policies.decider import ActingMode
 from rltransformers.policies.steps import DecisionMachine
 
@@ -485,10 +493,14 @@ def memory_share(source: str) -> float:
 
 def memory_share_of_new_process(source: Path) -> float:
     """``memory_share`` where nothing was loaded before."""
-    program = f"from benchmarks.offline import memory_share; print(memory_share({str(source)!r}))"
+    return in_new_process(f"from benchmarks.offline import memory_share; print(memory_share({str(source)!r}))")
+
+
+def in_new_process(program: str) -> float:
+    """The number that a program prints in a process of its own."""
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"loading {source} in a new process failed:\n{done.stderr}")
+        raise SystemExit(f"{program!r} failed in a new process:\n{done.stderr}")
     return float(done.stdout)
 
 
@@ -516,6 +528,44 @@ def dt_load(*, repetitions: int = 5) -> Iterator[Row]:
             shares = [memory_share_of_new_process(source) for _ in range(repetitions)]
             note = "highest resident memory of a new process above that after its imports"
             yield absolute(f"{label} load, memory", setting, "x bytes of the data", shares, "<= 1.3", note=note)
+
+
+def frame_memory(path: str, ours: bool) -> float:
+    """Highest memory of reading a CSV file in this process, by us or by pandas, in megabytes above the imports."""
+    import pandas
+
+    before = resident_bytes("VmRSS")
+    read_quietly(path) if ours else pandas.read_csv(path)
+    return (resident_bytes("VmHWM") - before) / 1e6
+
+
+def read_quietly(path: str) -> Trajectories:
+    """A CSV file, without the warning that names the columns that were guessed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load_trajectories(path)
+
+
+def csv_load(*, repetitions: int = 5) -> Iterator[Row]:
+    """A million rows of CSV beside ``pandas.read_csv`` of the same file."""
+    import pandas
+
+    with tempfile.TemporaryDirectory() as name:
+        path = str(write_csv(synthetic(MILLION // EPISODE), Path(name) / "million.csv"))
+        setting = f"10^6 rows of {len(pandas.read_csv(path, nrows=1).columns)} columns, Box(11), Box(3)"
+        pair = interleave(
+            lambda: time_of(lambda: read_quietly(path)), lambda: time_of(lambda: pandas.read_csv(path)), repetitions
+        )
+        yield pair.row("CSV load", setting, "s", "pandas.read_csv", ">= 0.333")
+        shares = []
+        for _ in range(repetitions):
+            ours, peer = (
+                in_new_process(f"from benchmarks.offline import frame_memory; print(frame_memory({path!r}, {side}))")
+                for side in (True, False)
+            )
+            shares.append(ours / peer)
+        note = "highest resident memory of a new process above that after its imports"
+        yield absolute("CSV load, memory", setting, "x pandas.read_csv", shares, "<= 2.5", note=note)
 
 
 def time_of(work: Callable[[], Any]) -> float:

@@ -71,6 +71,7 @@ COMMANDS = {
         "Decision Transformer: playing episodes, against transformers",
         laws=DECISION_TRANSFORMER,
     ),
+    "csv-load": Command("offline", "csv_load", "reading a million rows of CSV beside pandas: seconds and memory"),
     "dt-load": Command("offline", "dt_load", "reading a million steps from D4RL and Minari: seconds and memory"),
     "dt-returns": Command("returns", "dt_returns", "Decision Transformers of others: returns on a recording of ours"),
     "recorder": Command("offline", "recorder", "steps per second of recording CartPole into Minari"),
