@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
-from benchmarks.harness import Row, absolute, parameters
-from benchmarks.tensors import Stopwatch
+from benchmarks.harness import Row, Stopwatch, absolute, parameters
 from rltransformers.agents import GTrXLPPO
 from rltransformers.envs import make_vec_env
 from rltransformers.policies.steps import Acting

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
 
 from rltransformers.zoo.facts import device
 from rltransformers.zoo.facts import parameters as parameters
@@ -90,6 +91,23 @@ class Pair:
             name, setting, unit, statistics.median(self.ours) * scale, statistics.median(self.peer) * scale, peer_name,
             ratio, min(ratios), max(ratios), target, meets(ratio, target), len(ratios), note=note,
         )  # fmt: skip
+
+
+class Stopwatch(BaseCallback):
+    """Seconds that every rollout took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rollouts: list[float] = []
+
+    def _on_rollout_start(self) -> None:
+        self.began = time.perf_counter()
+
+    def _on_rollout_end(self) -> None:
+        self.rollouts.append(time.perf_counter() - self.began)
+
+    def _on_step(self) -> bool:
+        return True
 
 
 def timed(work: Timed) -> float:

@@ -1,15 +1,13 @@
 """Speed of collecting and learning with 1,024 environments in tensors, against the same environments in numpy."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env as make_dummy_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
-from benchmarks.harness import Pair, Row, interleave, parameters
+from benchmarks.harness import Pair, Row, Stopwatch, interleave, parameters
 from rltransformers.agents import GTrXLPPO
 from rltransformers.envs import make_vec_env
 from rltransformers.policies.steps import Acting
@@ -25,23 +23,6 @@ class Peer:
 
     name: str
     make: Callable[[str], VecEnv]
-
-
-class Stopwatch(BaseCallback):
-    """Seconds that every rollout took."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rollouts: list[float] = []
-
-    def _on_rollout_start(self) -> None:
-        self.began = time.perf_counter()
-
-    def _on_rollout_end(self) -> None:
-        self.rollouts.append(time.perf_counter() - self.began)
-
-    def _on_step(self) -> bool:
-        return True
 
 
 OURS = Peer("our NumPy environments", lambda env_id: make_vec_env(env_id, ENVS, seed=0))
