@@ -5,7 +5,7 @@ Read from top to bottom: the constructor, ``learn`` and its update, ``predict``,
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -97,8 +97,7 @@ class DecisionTransformer(OnlineLearner):
             takes the longest episode of the data if it has at most 64 steps, else 20.
         learning_rate, weight_decay: of AdamW.
         warmup_steps: updates over which the learning rate rises linearly (the paper: 10,000 of 100,000); None takes a
-            tenth of those that the first ``learn`` is asked for (or of ``decay_steps`` where that is less), at most
-            1,000. The model keeps that number: further calls and a loaded model go on with it.
+            tenth of those that the first ``learn`` is asked for (or of ``decay_steps``), at most 1,000, and keeps it.
         decay_steps: update at which a cosine that follows the warm-up has brought the learning rate to a tenth, where
             it stays; 0 keeps it constant. None: it falls over every call of ``learn`` anew, and over a call that
             finishes a stopped one as it would have; ``learn_online`` leaves it where it is.
@@ -106,8 +105,7 @@ class DecisionTransformer(OnlineLearner):
         max_grad_norm: larger gradients are scaled down to this norm.
         return_scale: return-to-go is divided by it before the network sees it; None takes the root mean square of
             return-to-go over the dataset, which makes the input of order 1 for any reward. Saved with the model.
-        discount: of the return-to-go; the paper uses 1. Acting divides the remaining return by it at every step: a
-            deviation from the requested return grows as discount^-t, up to the range of the data.
+        discount: of the return-to-go; the paper uses 1. Acting divides the remaining return by it at every step.
         delayed_reward: train as if every episode paid its whole return in its last step, and act accordingly.
         normalize_observations: standardize floating-point observation leaves by statistics of the dataset, saved with
             the model.
@@ -125,28 +123,24 @@ class DecisionTransformer(OnlineLearner):
         return_in: "sequence" has a token of the return in every step; "condition" leaves returns out of the sequence
             and lets the newest one condition its output: a third fewer tokens, and a past that no target changes. None:
             "condition" with a return head, which must not read returns, else "sequence".
-        critic: adds the value of the policy's actions to its loss. "qt" (arXiv 2405.17098): with the same weight
-            everywhere; "qcs" (arXiv 2402.02017): with a weight that grows with the distance of the episode's return
-            from the best one; docs/offline/beyond_cloning.md says what differs from the published code.
+        critic: adds the value of the policy's actions to its loss, with the same weight everywhere ("qt", arXiv
+            2405.17098), or one that grows with the distance of the episode's return from the best one ("qcs", arXiv
+            2402.02017); docs/offline/beyond_cloning.md says what differs from the published code.
         critic_kwargs: options of the critic, see ``CriticOptions``: {"weight": 1.0, "discount": 0.99, ...}.
         action_head: of a Box: "deterministic", one action per state; "gaussian", a normal distribution, and "mixture",
             several, both kept from narrowing down by a bound on the entropy (Online Decision Transformer, arXiv
-            2202.05607); "flow", a learned flow from noise to actions (arXiv 2210.02747), without density. Deterministic
-            acting takes the mean, the mean of the heaviest, the end of zero noise; see docs/offline/actions.md.
+            2202.05607); "flow", a learned flow from noise to actions (arXiv 2210.02747); see docs/offline/actions.md.
         action_head_kwargs: options of the head, see ``ActionHeadOptions``: {"components": 5} or {"steps": 10}.
         chunk: actions that every state decides, its own and those of the steps after it (ACT, arXiv 2304.13705).
         decide_every: steps from one decision to the next, which take as many actions of a chunk; None takes them all
-            (receding horizon of Diffusion Policy, arXiv 2303.04137). ``policies/action_chunks.py`` has the whole idea.
-        validation: share of the episodes that no update sees, whole ones that the seed chooses; ``validate`` says how
-            well their actions are predicted, without an environment. Statistics and returns are of the others alone.
-        whole_episodes: every window is a whole episode, as acting sees it, not one that begins anywhere; None: wherever
-            ``context_length`` covers the longest episode, and only there.
+            (receding horizon of Diffusion Policy, arXiv 2303.04137).
+        validation: share of the episodes that no update sees, whole ones that the seed chooses; see ``validate``.
+        whole_episodes: every window is a whole episode, as acting sees it; None: where ``context_length`` covers all.
         acting_mode: what happens when an episode outgrows the context, see ``Decider``; "auto" is "banded" when the
             backbone's memory is below ``context_length`` - 1, else "refresh".
-        acting: "compiled" takes steps of acting as machine code, made once per kind of model and machine (about half a
-            minute) and kept in the user's cache folder; "eager" as PyTorch operations. Both compute the same.
-        policy_kwargs: see ``PolicySettings``. Of the backbone "tokens_per_step" is set here, and "memory" (in steps)
-            defaults to context_length - 1.
+        acting: "compiled" acts by machine code that computes the same as "eager", made once per kind of model and
+            machine (about half a minute) and kept in the user's cache folder.
+        policy_kwargs: see ``PolicySettings``; "memory" of the backbone (in steps) defaults to context_length - 1.
         tensorboard_log: folder for TensorBoard; the x axis counts updates.
         verbose: 1 also prints what is logged.
         seed: same seed, same run; None draws one.
@@ -285,9 +279,8 @@ class DecisionTransformer(OnlineLearner):
             DataError: for an episode that is longer than a position table, and when the loss is no longer finite.
         """
         sampler = self._needed_sampler("dataset to learn from", f"give one to {self.kind}.load(path, dataset=...)")
-        for part in (sampler, self._validation_sampler):
-            if part is not None:
-                check_longest(self.policy.backbone, part.trajectories)
+        for part in filter(None, (sampler, self._validation_sampler)):
+            check_longest(self.policy.backbone, part.trajectories)
         self._choose_warmup(gradient_steps)
         total_timesteps = self.num_timesteps + gradient_steps
         if self._decay[1] != total_timesteps and self.settings.decay_steps is None:
@@ -295,13 +288,9 @@ class DecisionTransformer(OnlineLearner):
         callback = self._begin_callbacks(callback, tb_log_name, progress_bar, total_timesteps)
         callback.on_training_start(locals(), globals())
         sampler = self._with_advantages(sampler, progress_bar)
-
-        def turns() -> Iterator[Turn]:
-            while self.num_timesteps < total_timesteps:
-                progress, last = self.num_timesteps / total_timesteps, self.num_timesteps + 1 == total_timesteps
-                yield Turn(sampler, progress, last)
-
-        return self._train(sampler, turns(), callback, log_interval)
+        steps = range(self.num_timesteps, total_timesteps)
+        turns = (Turn(sampler, step / total_timesteps, step + 1 == total_timesteps) for step in steps)
+        return self._train(sampler, turns, callback, log_interval)
 
     def _train(self, sampler: ContextSampler, turns: Iterable[Turn], callback: BaseCallback, log_interval: int) -> Self:
         """Do the updates; log means over ``log_interval`` of them, and let callbacks evaluate, save and stop."""
@@ -392,16 +381,14 @@ class DecisionTransformer(OnlineLearner):
         """The model as something that acts and remembers by itself: episodes so far, and the return-to-go.
 
         Args:
-            target_return: as for ``predict``, a number or one for each environment.
-            deterministic: most probable actions, or samples.
+            target_return, deterministic: as for ``predict``.
             acting_mode: another one than the model's.
             seed: of sampled actions; None draws one.
 
         Raises:
             ConfigError: for a target return that is no finite number, and for one of behavior cloning.
         """
-        steps = self._steps(target_return, acting_mode)
-        return Actor(steps, deterministic=deterministic, seed=seed, name=self.kind)
+        return Actor(self._steps(target_return, acting_mode), deterministic=deterministic, seed=seed, name=self.kind)
 
     def predict(
         self,
@@ -425,8 +412,8 @@ class DecisionTransformer(OnlineLearner):
             target_return: return asked of the episodes that start here, in reward units; when None the best of the
                 dataset, or with a return head what that predicts in every step.
             reward: received after the last action [B]; needed to follow an episode unless the model is behavior
-                cloning or trained with delayed rewards. A return head that is asked for nothing does without, too: its
-                answers are then limited by the data, and not by those before, as they are in ``evaluate``.
+                cloning or trained with delayed rewards. A return head that is asked for nothing does without, too, but
+                its answers are then limited by the data alone, in ``evaluate`` also by those before.
             action_masks: which actions are allowed, [M] or one row per environment, whether or not the data held masks;
                 a mask in the observation gives way to it.
 
@@ -486,13 +473,11 @@ class DecisionTransformer(OnlineLearner):
             env: Gymnasium id, a function that makes an environment, one environment (episodes are then played one after
                 another), or a Gymnasium vector environment with ``AutoresetMode.DISABLED`` that can reset under a
                 ``reset_mask`` (``num_envs``, ``env_kwargs`` and ``wrappers`` are then its own). Objects stay open.
-            target_returns: in reward units, discounted returns where the model has a ``discount`` below 1; when None
-                the best return of the dataset, or with a return head what that predicts. Behavior cloning takes none.
+            target_returns: as ``target_return`` of ``predict``, discounted where the model has a ``discount`` below 1.
             num_envs: environments that run at the same time.
             wrappers: applied to every single environment, first innermost: names or {"name": ..., option: ...} as for
                 ``rltransformers.envs.make_vec_env``, then functions.
-            deterministic: False samples actions, as ``predict`` does, from a generator per episode.
-            acting_mode: another one than the model's.
+            deterministic: False samples actions, from a generator per episode.
             longest_episode: steps after which an episode that goes on is an error; None: 200,000, or the step limit of
                 the environment's spec where that is larger.
             progress_bar: show a bar of the episodes.

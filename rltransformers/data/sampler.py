@@ -70,7 +70,6 @@ class ContextSampler:
         whole_episodes: draw episodes uniformly and always from their first step, as acting with such a K sees them;
             None where K covers the longest episode.
         chunk: k, actions of a ``ChunkTargets``; 1 for none.
-        device: where the data are kept and batches are made.
 
     Raises:
         ConfigError: for a context length below 1, or below the longest episode with ``whole_episodes``.
@@ -84,7 +83,6 @@ class ContextSampler:
         discount: float = 1.0,
         whole_episodes: bool | None = None,
         chunk: int = 1,
-        device: torch.device | str = "cpu",
     ) -> None:
         longest = int(trajectories.lengths.max())
         context_length = check(context_length, Count, "context_length")
@@ -96,14 +94,13 @@ class ContextSampler:
         whole_episodes = context_length >= longest if whole_episodes is None else whole_episodes
         self.trajectories = trajectories
         self.context_length, self.chunk = context_length, chunk
-        self.device = torch.device(device)
         self._before = 0 if whole_episodes else context_length - 1
         lengths = torch.from_numpy(trajectories.lengths)
         starts = torch.ones_like(lengths) if whole_episodes else lengths + self._before
-        self._offsets = torch.from_numpy(trajectories.offsets).to(self.device)
-        self._window_ends = starts.cumsum(0).to(self.device)
-        self._window_starts = self._window_ends - starts.to(self.device)
-        self._arange = torch.arange(context_length, device=self.device)
+        self._offsets = torch.from_numpy(trajectories.offsets)
+        self._window_ends = starts.cumsum(0)
+        self._window_starts = self._window_ends - starts
+        self._arange = torch.arange(context_length, device="cpu")
         self._observations = {path: self._tensor(leaf) for path, leaf in trajectories.observations.items()}
         self._actions = {path: self._tensor(leaf) for path, leaf in trajectories.actions.items()}
         self._rewards = self._tensor(trajectories.rewards)
@@ -120,7 +117,7 @@ class ContextSampler:
     def _tensor(self, array: Array) -> Tensor:
         with warnings.catch_warnings():  # the arrays may be read-only; batches are copies and nothing writes to them
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.from_numpy(array).to(self.device)
+            return torch.from_numpy(array)
 
     @property
     def windows(self) -> int:
@@ -129,8 +126,7 @@ class ContextSampler:
 
     def sample(self, batch_size: int, generator: torch.Generator, part: slice = EVERYTHING) -> ContextBatch:
         """``batch_size`` independent windows, or a part of them; the generator alone decides which."""
-        draw = torch.randint(self.windows, (batch_size,), generator=generator, device=generator.device)
-        return self.window(draw[part].to(self.device))
+        return self.window(torch.randint(self.windows, (batch_size,), generator=generator, device="cpu")[part])
 
     def window(self, index: Int[Tensor, " B"]) -> ContextBatch:
         """The windows with the given indices in 0 .. ``windows`` - 1, ordered by episode and start."""
@@ -161,7 +157,7 @@ class ContextSampler:
 
     def _chunks(self, episode: Int[Tensor, " B"], timestep: Int[Tensor, "B K"]) -> ChunkTargets:
         first, end = (self._offsets[each][:, None, None] for each in (episode, episode + 1))
-        step = first + timestep[..., None] + torch.arange(self.chunk, device=self.device)
+        step = first + timestep[..., None] + torch.arange(self.chunk, device="cpu")
         place = torch.minimum(step, end - 1)
 
         def gather(leaf: Tensor, places: Tensor) -> Tensor:
@@ -177,7 +173,7 @@ class ContextSampler:
     def windows_of(self, episodes: Bool[Tensor, " E"]) -> Int[Tensor, " N"]:
         """Indices of all windows of the episodes that are True."""
         counts = self._window_ends - self._window_starts
-        return episodes.to(self.device).repeat_interleave(counts).nonzero()[:, 0]
+        return episodes.repeat_interleave(counts).nonzero()[:, 0]
 
     def windows_over(self, episodes: Int[Tensor, " E"]) -> tuple[Int[Tensor, " N"], Bool[Tensor, "N K"]]:
         """Windows that hold every step of some episodes once, and which of their steps these are.
@@ -187,8 +183,8 @@ class ContextSampler:
         length, period = self.context_length, self.context_length - self.context_length // 2
         steps = self._offsets[episodes + 1] - self._offsets[episodes]
         counts = 1 + (steps - length).clamp(min=0).add(period - 1).div(period, rounding_mode="floor")
-        of_window = torch.arange(len(episodes), device=self.device).repeat_interleave(counts)
-        begin = (torch.arange(len(of_window), device=self.device) - (counts.cumsum(0) - counts)[of_window]) * period
+        of_window = torch.arange(len(episodes), device="cpu").repeat_interleave(counts)
+        begin = (torch.arange(len(of_window), device="cpu") - (counts.cumsum(0) - counts)[of_window]) * period
         first = torch.where(begin == 0, 0, length - period)
         wanted = (self._arange >= first[:, None]) & (self._arange < (steps[of_window] - begin)[:, None])
         return self._window_starts[episodes][of_window] + self._before + begin, wanted

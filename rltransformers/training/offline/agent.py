@@ -84,12 +84,12 @@ class OfflineAgent(StoredDecisionTransformer):
         policy, readout = self.policy, self.policy.head.readout
         assert readout is not None
         returns = torch.from_numpy(sampler.trajectories.returns)
-        episodes = torch.arange(len(returns))
+        episodes = torch.arange(len(returns), device="cpu")
         if readout.options.better:
             episodes = episodes[returns >= returns.mean()]
-        windows, wanted = sampler.windows_over(episodes.to(sampler.device))
+        windows, wanted = sampler.windows_over(episodes)
         generator = torch.Generator("cpu").manual_seed(step_seed(self.seed, self.num_timesteps, "datastore"))
-        order = torch.randperm(len(windows), generator=generator, device="cpu").to(sampler.device)
+        order = torch.randperm(len(windows), generator=generator, device="cpu")
         store, steps, trains = readout.store, 0, policy.training
         store.clear()
         policy.eval()

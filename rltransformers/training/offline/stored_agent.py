@@ -297,18 +297,18 @@ class StoredDecisionTransformer:
             "interval": self._interval,
             "generators": {"action": self._action_noise.bit_generator.state},
         }
-        if self._critic is not None:
-            tensors["critic"] = self._critic.tensors()
-        if self._advantage is not None:
-            tensors["advantage"] = self._advantage.tensors()
-        if self._entropy is not None:
-            tensors["entropy"] = self._entropy.tensors()
+        tensors |= {name: part.tensors() for name, part in self._learners().items()}
         if self._replay is not None:
             tensors |= {"online": asdict(self._online), "replay": self._replay.state_dict()}
         if self._held_out is not None:
             tensors["held_out"] = asdict(self._held_out)
         spaces = {kind: space_to_json(getattr(self, kind)) for kind in ("observation_space", "action_space")}
         save_checkpoint(path, self.kind, self._description() | spaces, tensors)
+
+    def _learners(self) -> dict[str, CriticLearner | AdvantageLearner | EntropyBound]:
+        """What learns beside the policy, by its name in a file."""
+        parts = {"critic": self._critic, "advantage": self._advantage, "entropy": self._entropy}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def get_parameters(self) -> dict[str, Any]:
         """State dictionaries of what learns, by name: "policy" and "optimizer"."""
@@ -480,12 +480,8 @@ class StoredDecisionTransformer:
         """Take on weights and what training has come to; ``noise``: sampled actions go on as they would have."""
         restore_weights(self.policy, tensors["policy"])
         restore_optimizer(self._optimizer, tensors["optimizer"])
-        if self._critic is not None:
-            self._critic.restore(tensors["critic"])
-        if self._advantage is not None:
-            self._advantage.restore(tensors["advantage"])
-        if self._entropy is not None:
-            self._entropy.restore(tensors["entropy"])
+        for name, part in self._learners().items():
+            part.restore(tensors[name])
         if "held_out" in tensors:
             self._held_out = HeldOut.restored(tensors["held_out"], self.settings.validation)
         if "replay" in tensors:

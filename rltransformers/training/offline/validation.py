@@ -214,11 +214,11 @@ def validate(
     """
     head, device = policy.head, policy.head.linear.weight.device
     data, sums = sampler.trajectories, {path: _Sums(leaf) for path, leaf in policy.head.by_path.items()}
-    windows, wanted = sampler.windows_over(torch.arange(len(data), device=sampler.device))
+    windows, wanted = sampler.windows_over(torch.arange(len(data), device="cpu"))
     total, trains = 0.0, policy.training
     generator = torch.Generator().manual_seed(0)  # the same noise at every evaluation
     policy.eval()
-    for part in torch.arange(len(windows), device=sampler.device).split(batch_size):
+    for part in torch.arange(len(windows), device="cpu").split(batch_size):
         batch, rows = sampler.window(windows[part]).to(device), wanted[part].to(device)
         inputs = batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid
         recorded = Recorded.of(policy, batch)
