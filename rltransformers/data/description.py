@@ -43,6 +43,7 @@ def describe(data: "Trajectories") -> dict[str, Any]:
         "episodes": len(data),
         "steps": data.steps,
         "length": _spread(lengths),
+        "has_rewards": data.has_rewards,
         "return": _spread(returns),
         "return_explained_by_start": share_of_start(data),
         "target_returns": targets,
@@ -145,7 +146,7 @@ def description(summary: Mapping[str, Any]) -> str:
 
 
 def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    length, returns = summary["length"], summary["return"]
+    length = summary["length"]
     known = "known" if summary["final_observations"] else "unknown"
     yield _fact("name", summary["name"])
     yield _fact("environment", summary["env_id"] or "not named")
@@ -162,6 +163,22 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
     for path, values in summary["action_values"].items():
         yield from _action_lines(path, values)
     yield ""
+    if summary["has_rewards"]:
+        yield from _return_lines(summary)
+    else:
+        yield _fact("returns", "not logged, so only mode='bc' learns from these data")
+    yield ""
+    yield _fact("memory", f"{summary['megabytes']:.3g} MB")
+    yield _fact("fingerprint", summary["fingerprint"])
+    for key, value in summary["metadata"].items():
+        if key in ("guessed", "names"):  # said above
+            continue
+        text = value if isinstance(value, str) else json.dumps(value)
+        yield _fact(key, text)
+
+
+def _return_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    returns = summary["return"]
     yield "returns"
     shown = ("min", "p25", "median", "p75", "max")
     yield _row(("", *("25 %" if key == "p25" else "75 %" if key == "p75" else key for key in shown), "mean", "std"), 10)
@@ -177,14 +194,6 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
         gaps = [f"{_rounded(low)} to {_rounded(high)}" for low, high in summary["return_gaps"]]
         some = ", ".join(gaps[:_MOST_GAPS]) + (f" and {len(gaps) - _MOST_GAPS} more" if len(gaps) > _MOST_GAPS else "")
         yield from _wrapped(f"No episode is so near to returns of {some}: what a target there obtains is a guess.")
-    yield ""
-    yield _fact("memory", f"{summary['megabytes']:.3g} MB")
-    yield _fact("fingerprint", summary["fingerprint"])
-    for key, value in summary["metadata"].items():
-        if key in ("guessed", "names"):  # said above
-            continue
-        text = value if isinstance(value, str) else json.dumps(value)
-        yield _fact(key, text)
 
 
 def _leaves(texts: Mapping[str, str], leaves: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from rltransformers.data import Trajectories, load_trajectories
 from rltransformers.data.starts import share_of_start
+from tests.data.coded import coded_episodes
 
 
 def plant(episodes: int = 60, luck: float = 1.0, **changes: Any) -> Trajectories:
@@ -112,3 +113,13 @@ def test_ranges_of_returns_that_no_episode_is_near_are_named() -> None:
     assert "No episode is so near to returns of 5 to 45, 55 to 89: what a target there obtains is a guess." in text
     whole = plant(60, rewards=lambda episode: np.array([float(episode["rewards"][0] > 0), 0, 0, 0], np.float32) * 0)
     assert whole.summary()["return_gaps"] == [] and "No episode is so near" not in whole.describe()
+
+
+def test_data_without_rewards_have_no_returns_and_no_targets() -> None:
+    episodes = [{key: values for key, values in each.items() if key != "rewards"} for each in coded_episodes()]
+    with pytest.warns(UserWarning, match="has no rewards"):
+        data = load_trajectories(episodes)
+    text = data.describe()
+    assert "not logged, so only mode='bc' learns from these data" in text
+    assert "targets" not in text and "median " not in text.partition("actions")[2]
+    assert not data.summary()["has_rewards"] and load_trajectories(coded_episodes()).summary()["has_rewards"]
