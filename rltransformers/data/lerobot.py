@@ -25,6 +25,7 @@ from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.values import Array
 from rltransformers.data.checks import damage, leaf_name
 from rltransformers.data.columns import NESTED, value_or_error
+from rltransformers.data.films import read_frames
 from rltransformers.data.spaces import Options
 from rltransformers.data.steps import EXTRA as PANDAS_EXTRA
 from rltransformers.data.steps import trajectories_from_steps
@@ -60,8 +61,8 @@ def read_lerobot(path: str | os.PathLike[str], options: Options) -> Trajectories
     """Read a folder of LeRobot; episodes are what shares an ``episode_index``.
 
     Leaves of the observations are the features "observation.<leaf>", images among them; what lies in video files is
-    left out with a warning. Tasks are texts: they are kept in the metadata, and where there are several, their number
-    is the leaf "task".
+    decoded where ``observation_leaves`` names it, else left out with a warning. Tasks are texts: they are kept in the
+    metadata, and where there are several, their number is the leaf "task".
     """
     folder = Path(path).expanduser()
     info_file, *files = lerobot_files(folder)
@@ -80,8 +81,16 @@ def read_lerobot(path: str | os.PathLike[str], options: Options) -> Trajectories
         elif kind not in ("string", "language", None):
             columns[key] = value_or_error(column_values, column, f"{name}: {key}")
     films = [key for key, feature in features.items() if feature.get("dtype") == "video"]
-    if films:
-        warnings.warn(f"{name}: films are not read: {films}; the other features are", UserWarning, stacklevel=2)
+    for key in films:
+        if _leaf(key) in (options.observation_leaves or ()):
+            columns[key] = read_frames(folder, info, key, columns["episode_index"], columns["frame_index"])
+    if unread := {key: _leaf(key) for key in films if key not in columns}:
+        warnings.warn(
+            f"{name}: films are not read: {list(unread)}; the other features are, and observation_leaves=[...] with "
+            f"{list(unread.values())} decodes these into memory",
+            UserWarning,
+            stacklevel=2,
+        )
     known = {role: key for role, key in _OTHERS.items() if key in columns} | _leaves(columns, features)
     tasks = _tasks(folder)
     if "task_index" in columns and "observations" in known and np.ptp(columns["task_index"]) > 0:
@@ -118,11 +127,16 @@ def _leaves(columns: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str
         return [key] if single else key
 
     names = {key: key.removeprefix(_OBSERVATION) for key in columns if key.startswith(_OBSERVATION)}
-    paths = {key: leaf.replace(".", "/") for key, leaf in names.items()}
+    paths = {key: _leaf(key) for key in names}
     if any(longer.startswith(f"{path}/") for path in paths.values() for longer in paths.values()):
         paths = {key: leaf.replace(".", "_") for key, leaf in names.items()}  # one leaf is not below another
     known: dict[str, Any] = {"observations": {path: column(key) for key, path in paths.items()}} if paths else {}
     return known | ({"actions": column("action")} if "action" in columns else {})
+
+
+def _leaf(key: str) -> str:
+    """The path of the leaf that a feature of observations is."""
+    return key.removeprefix(_OBSERVATION).replace(".", "/")
 
 
 def _names(features: Mapping[str, Any], value: Any) -> dict[str, list[str]]:

@@ -156,6 +156,53 @@ def test_pictures_are_read_and_films_are_left_out_with_a_word(tmp_path: Path) ->
     assert statistics["max"] == [[[220 / 255]]] * 3 and statistics["count"] == [12]
 
 
+def film_of(path: Path, pictures: Any) -> None:
+    """The pictures as a film of 50 frames per second."""
+    package = pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = package.write_frames(path, pictures[0].shape[1::-1], fps=50)
+    next(writer)
+    for picture in pictures:
+        writer.send(picture)
+    writer.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # of ffmpeg
+@LAYOUTS
+def test_films_are_decoded_where_they_are_asked_for(layout: Any, tmp_path: Path) -> None:
+    key, pictures = "observation.images.top", [np.full((32, 48, 3), 20 * step, np.uint8) for step in range(12)]
+    film = {key: {"dtype": "video", "shape": [32, 48, 3], "names": ["height", "width", "channels"]}}
+    folder = layout(tmp_path / "walks", frames((5, 7)), FEATURES | film)
+    info = json.loads((folder / "meta" / "info.json").read_text())
+    if layout is version_2:
+        info |= {"video_path": "videos/c-{episode_chunk:03d}/{video_key}/e-{episode_index:06d}.mp4", "chunks_size": 1}
+        film_of(folder / f"videos/c-000/{key}/e-000000.mp4", pictures[:5])
+        film_of(last := folder / f"videos/c-001/{key}/e-000001.mp4", pictures[5:])
+    else:
+        info["video_path"] = "videos/{video_key}/c-{chunk_index:03d}/f-{file_index:03d}.mp4"
+        film_of(last := folder / f"videos/{key}/c-000/f-000.mp4", pictures)
+        begins: dict[str, Any] = {f"videos/{key}/chunk_index": [0, 0], f"videos/{key}/file_index": [0, 0]}
+        begins |= {"episode_index": [0, 1], f"videos/{key}/from_timestamp": [0.0, 5 / 50]}
+        (folder / "meta" / "episodes").mkdir()
+        parquet.write_table(pa.table(begins), folder / "meta" / "episodes" / "file-000.parquet")
+    (folder / "meta" / "info.json").write_text(json.dumps(info))
+    data = load_trajectories(folder, observation_leaves=["state", "images/top"])
+    for episode, steps in ((0, range(5)), (1, range(5, 12))):
+        means = data.episode(episode).observations["images/top"][:-1].mean((1, 2, 3))
+        np.testing.assert_allclose(means, [20 * step for step in steps], atol=4)  # films lose a little
+    with pytest.warns(UserWarning, match=r"films are not read: .* with \['images/top'\] decodes these"):
+        assert "images/top" not in load_trajectories(folder).observations
+    film_of(last, pictures[:3])
+    with pytest.raises(DataError, match="ends before its frame 3; download"):
+        load_trajectories(folder, observation_leaves=["images/top"])
+    last.write_bytes(b"no film")
+    with pytest.raises(DataError, match="is no film that can be read"):
+        load_trajectories(folder, observation_leaves=["images/top"])
+    (folder / "meta" / "info.json").write_text(json.dumps(info | {"video_path": "../outside.mp4"}))
+    with pytest.raises(DataError, match="lies outside of"):
+        load_trajectories(folder, observation_leaves=["images/top"])
+
+
 @pytest.mark.parametrize("file_bytes", [FILE_BYTES, 400])
 def test_what_is_written_is_read_back(file_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rltransformers.data.lerobot.FILE_BYTES", file_bytes)
