@@ -22,7 +22,7 @@ from rltransformers.backbone import PRESETS
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # so that scripts and benchmarks are found
 
-from docs._tools import catalogue, notebooks, pairs, speed  # noqa: E402
+from docs._tools import catalogue, notebooks, pairs, summaries  # noqa: E402
 from docs._tools import pages as mechanism_pages  # noqa: E402
 from rltransformers.zoo import pictures, report  # noqa: E402
 from rltransformers.zoo.aims import Runs  # noqa: E402
@@ -38,6 +38,7 @@ FILES = (
     README,
     ROOT / "docs" / "benchmarks" / "README.md",
     ROOT / "docs" / "results" / "README.md",
+    ROOT / "docs" / "results" / "pairs.md",
 )
 
 # What the README shows of all results and figures. Both lists hold targets that are not met.
@@ -211,11 +212,12 @@ TABLES = {
     "slots": slots,
     "readme-results": readme_results,
     "readme-speed": readme_speed,
-    "speed-summary": lambda: speed.summary(benchmark.RESULTS),
-    "speed-beside": lambda: speed.beside(benchmark.RESULTS),
-    "growth": lambda: speed.grown(benchmark.RESULTS),
-    "time-to-learn": lambda: speed.learning(benchmark.RESULTS),
-    "targets": lambda: speed.targets(benchmark.RESULTS),
+    "speed-summary": lambda: summaries.summary(benchmark.RESULTS),
+    "speed-beside": lambda: summaries.beside(benchmark.RESULTS),
+    "growth": lambda: summaries.grown(benchmark.RESULTS),
+    "time-to-learn": lambda: summaries.learning(benchmark.RESULTS),
+    "dt-returns": lambda: summaries.returns(benchmark.RESULTS, RESULTS),
+    "targets": lambda: summaries.targets(benchmark.RESULTS),
     "benchmarks": lambda: report.folded("rows", benchmark.summary(benchmark.RESULTS)),
     "results": aims,
     "suites": lambda: report.index(RESULTS, SUITES),

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from stable_baselines3.common.vec_env import VecEnv
 
-from benchmarks import learning, loops
+from benchmarks import learning, loops, returns
 from benchmarks.learning import Clock, Learned, Task, note_of
 from benchmarks.peers import CleanRLEnvs, MarcoMeterEnvs, MarcoMeterWorker, Vectors, Watch
+from rltransformers.cli.configs import find_config
 from rltransformers.core.errors import ConfigError
 from rltransformers.envs import make_vec_env
 from tests.peers.sources import VARIABLE
@@ -115,3 +116,44 @@ def test_without_the_folder_the_rows_are_of_recurrent_ppo_and_a_line_says_how_to
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["CleanRL ppo_trxl", "episodic-transformer-memory-ppo"]
     assert all("not run; in the folder of --sources: git clone" in line for line in lines)
+
+
+def test_a_window_begins_at_its_step_ends_with_the_episode_and_is_filled_up_on_the_left() -> None:
+    observations, rewards = np.arange(8, dtype=np.float32).reshape(4, 2), np.array([1, 2, 3, 4], np.float32)
+    episode = returns.Steps(observations, np.eye(2, dtype=np.float32)[[0, 1, 1, 0]], rewards)
+    late, early = (returns.windows([(episode, start)], 3) for start in (2, 0))
+    assert late["mask"].tolist() == [[0, 1, 1]] and early["mask"].tolist() == [[1, 1, 1]]
+    assert late["states"][0].tolist() == [[0, 0], [4, 5], [6, 7]]
+    assert late["actions"][0].tolist() == [[-10, -10], [0, 1], [1, 0]]
+    assert late["timesteps"].tolist() == [[0, 2, 3]]
+    assert np.allclose(returns.SCALE * late["returns"][0, :, 0], [0, 7, 4])
+    assert np.allclose(returns.SCALE * early["returns"][0, :, 0], [10, 9, 7])
+
+
+def test_episodes_are_played_to_their_ends_with_the_rewards_of_the_steps_before() -> None:
+    config = find_config("dt_cartpole_mixture", [("evaluation.episodes", "3")])[1]
+    seen: list[tuple[int, float]] = []
+
+    def begin(target: float, count: int) -> returns.Act:
+        assert (target, count) == (500.0, 3)
+
+        def act(rows: Any, observations: Any, rewards: Any) -> list[int]:
+            assert observations.shape == (len(rows), 4)
+            seen.extend(zip(rows, rewards, strict=True))
+            return [0] * len(rows)
+
+        return act
+
+    totals = returns.play(config, begin, 500.0)
+    for row, total in enumerate(totals):  # CartPole pays 1 for a step, and a constant action fails within ten
+        rewards = [reward for number, reward in seen if number == row]
+        assert rewards == [0.0] + [1.0] * (len(rewards) - 1) and total == len(rewards) and 7 < total < 12
+
+
+def test_the_error_is_over_targets_and_episodes() -> None:
+    assert returns.error_of({10.0: [7.0, 10.0], 20.0: [20.0, 24.0]}) == 2.5
+
+
+def test_an_unknown_decision_transformer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown peer 'd3rlpi'; did you mean 'd3rlpy'"):
+        next(returns.dt_returns(only=["d3rlpi"]))

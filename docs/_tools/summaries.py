@@ -1,12 +1,14 @@
-"""Tables of docs/benchmarks/README.md that a reader sees first, from the rows of the CSV files beside it."""
+"""Tables that pages show first, from the rows of CSV files: docs/benchmarks/README.md and docs/results/pairs.md."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.zoo.report import line, opening, table_head
+from rltransformers.training.runs.comparison import estimate
+from rltransformers.zoo.report import alignment_of, line, opening, rows_of, runs_of, table_head
+from rltransformers.zoo.suites import SUITES, read_suite
 from scripts import benchmark
 
 
@@ -62,6 +64,9 @@ SUMMARY = (
         [("DT acting, 1 env", "transformers"), ("DT acting, compiled, 1 env", "transformers")],
     ),
 )
+RETURNS, ASKED, ERROR = "DT returns: ", ", asked for 500", ", target error"
+OURS = {"defaults": "`DecisionTransformer` with its defaults", "tuned": "`DecisionTransformer`, `dt_cartpole_mixture`"}
+"""Variants of the suite first_data, by what the table calls them."""
 SLOWER = "acting-position"
 LEARNING = "time to learn: "
 KEPT = re.compile(r"at (T \d+): .* ([\d.]+ MB) kept")
@@ -137,6 +142,33 @@ def targets(folder: Path) -> list[str]:
     title = f"The {len(reached)} that are reached"
     head = f"{len(missed)} of {len(rows)} targets are missed:"
     return [head, "", first, second, *missed, "", *opening(title, [first, second, *reached])]
+
+
+def returns(folder: Path, results: Path) -> list[str]:
+    """Decision Transformers of others on a recording of ours, and ours: return when asked for 500, and target error."""
+    rows = {row["name"].removeprefix(RETURNS): row for row in benchmark.measured(folder, ["dt-returns"])}
+    lines = table_head(["trained here", "actions", "asked for 500", "target error, RMSE", "seeds"])
+    for name, row in rows.items():
+        if name.endswith(ASKED):
+            title, _, actions = name.removesuffix(ASKED).partition(", ")
+            package, kind = title.split()
+            error = rows[name.removesuffix(ASKED) + ERROR]
+            version = row["note"].split(",")[0].removeprefix(f"{package} ")
+            lines.append(
+                line([f"{package} {version} `{kind}`", actions, _range(row), _range(error), row["repetitions"]])
+            )
+    suite = read_suite(str(SUITES / "first_data.yaml"))
+    runs = runs_of(suite, "cartpole_mixture", rows_of(suite, results))
+    for variant, title in OURS.items():
+        scores = (estimate([value(row) for row in runs[variant]]) for value in (lambda row: row.score, alignment_of))
+        lines.append(line([title, "drawn", *scores, str(len(runs[variant]))]))
+    return lines
+
+
+def _range(row: Mapping[str, str]) -> str:
+    """The median of the seeds with their range, to a tenth."""
+    middle, low, high = (f"{float(row[name]):.1f}".removesuffix(".0") for name in ("ours", "low", "high"))
+    return middle if row["repetitions"] == "1" else f"{middle} [{low}, {high}]"
 
 
 def ratio_of(folder: Path, name: str, peer: str) -> str:
