@@ -38,6 +38,7 @@ FILE_BYTES = 100 * 2**20
 """Bytes of numbers after which the next episode begins a new file."""
 FILES_PER_CHUNK = 1000
 _INDICES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+_OF_ROWS = ("episode_index", "frame_index")
 _OTHERS = {"rewards": "next.reward", "dones": "next.done", "episode": "episode_index", "step": "frame_index"}
 _OTHERS |= {"terminations": "next.terminated", "truncations": "next.truncated"}
 _OBSERVATION = "observation."
@@ -83,7 +84,10 @@ def read_lerobot(path: str | os.PathLike[str], options: Options) -> Trajectories
     films = [key for key, feature in features.items() if feature.get("dtype") == "video"]
     for key in films:
         if _leaf(key) in (options.observation_leaves or ()):
-            columns[key] = read_frames(folder, info, key, columns["episode_index"], columns["frame_index"])
+            numbers = [columns[index] for index in _OF_ROWS if isinstance(columns.get(index), np.ndarray)]
+            if len(numbers) < 2:
+                raise DataError(f"{name}: films are found by 'episode_index' and 'frame_index'; leave {key!r} out")
+            columns[key] = read_frames(folder, info, key, *numbers)
     if unread := {key: _leaf(key) for key in films if key not in columns}:
         warnings.warn(
             f"{name}: films are not read: {list(unread)}; the other features are, and observation_leaves=[...] with "

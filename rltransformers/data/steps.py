@@ -86,6 +86,8 @@ def read_json(path: str | os.PathLike[str], options: Options) -> Trajectories:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
     if isinstance(content, Mapping):
         return trajectories_from_arrays(content, options, file.stem, "json")
+    if not isinstance(content, list):
+        raise DataError(f"{file} holds {shown(content)}; write a list of steps")
     return trajectories_from_items(content, options, file.stem)
 
 
@@ -258,9 +260,10 @@ def trajectories_from_steps(
     if rows == 0:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
     marks = _flags({role: roles[role] for role in FLAGS if role in roles}, name)
-    first_rows = next((arrays[key] for key in STARTS if key in arrays), None)
-    if starts is None and first_rows is not None and "dones" not in chosen:
-        starts = np.flatnonzero(np.append(True, np.asarray(first_rows).reshape(-1)[1:] != 0))
+    if starts is None and "dones" not in chosen:
+        columns = [np.ravel(arrays[key]) for key in STARTS if key in arrays and np.size(arrays[key]) == rows]
+        if columns and columns[0].dtype.kind in "biuf":
+            starts = np.flatnonzero(np.append(True, columns[0][1:] != 0))
     if starts is None and not marks:
         if step:
             starts = np.flatnonzero(np.append(True, step[0][1:] <= step[0][:-1]))

@@ -116,7 +116,7 @@ def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Opti
             raise DataError(
                 f"{name}: its files have different columns, {nonempty[0].schema.names} and {batch.schema.names}"
             )
-    if STEPS in columns and _is_list(nonempty[0].column(STEPS).type):
+    if STEPS in columns and _is_list(kind := nonempty[0].column(STEPS).type) and hasattr(kind.value_type, "fields"):
         return _trajectories_of_steps(nonempty, options, name)
     if not _is_row_an_episode(nonempty[0], columns):
         table = require("pyarrow", EXTRA).Table.from_batches(nonempty)

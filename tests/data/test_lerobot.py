@@ -192,6 +192,10 @@ def test_films_are_decoded_where_they_are_asked_for(layout: Any, tmp_path: Path)
         np.testing.assert_allclose(means, [20 * step for step in steps], atol=4)  # films lose a little
     with pytest.warns(UserWarning, match=r"films are not read: .* with \['images/top'\] decodes these"):
         assert "images/top" not in load_trajectories(folder).observations
+    parts = [part.drop(columns="frame_index") for part in frames((5, 7))]
+    unnumbered = version_2(tmp_path / "unnumbered", parts, FEATURES | film)
+    with pytest.raises(DataError, match="films are found by 'episode_index' and 'frame_index'; leave"):
+        load_trajectories(unnumbered, observation_leaves=["images/top"])
     film_of(last, pictures[:3])
     with pytest.raises(DataError, match="ends before its frame 3; download"):
         load_trajectories(folder, observation_leaves=["images/top"])

@@ -526,6 +526,9 @@ def test_json_files_are_lists_of_steps_or_of_episodes_or_objects_of_arrays(tmp_p
     ):
         (tmp_path / name).write_text(content, encoding="utf-8-sig")
         assert wrong_pairs(load_trajectories(tmp_path / name)) == 0, name
+    for content in ("null", "3"):
+        (tmp_path / "no_list.json").write_text(content)
+        assert f"holds {json.loads(content)}; write a list of steps" in refusal(tmp_path / "no_list.json")
     (tmp_path / "bad.json").write_text("{")
     assert "is no JSON" in refusal(tmp_path / "bad.json")
 
@@ -581,6 +584,17 @@ def test_flat_arrays_may_number_their_episodes_or_be_named(form: str, how: str, 
                 file[key] = values
     data = load_trajectories(source, **options)
     assert wrong_pairs(data) == 0 and data.lengths.tolist() == list(LENGTHS)
+
+
+@pytest.mark.parametrize("marks", ["x", [[0, 1]], [[0] * 2, [0]]])
+def test_marks_of_first_rows_are_one_number_per_row(marks: Any) -> None:
+    frame = frame_of().drop(columns=["episode_id", "t", "terminated", "truncated"])
+    frame["is_first"] = [marks[row % len(marks)] for row in range(len(frame))]
+    assert "no column says where episodes end" in refusal(frame)
+
+
+def test_a_column_of_steps_that_holds_no_steps_is_a_column() -> None:
+    assert "no column is called like observations; present: ['steps']" in refusal(pa.table({"steps": [[1, 2], [3]]}))
 
 
 def test_records_of_numpy_are_a_table() -> None:
