@@ -135,6 +135,11 @@ def nested_leaves(value: Any, path: str = "") -> dict[str, Any]:
     return leaves
 
 
+def first_leaf(value: Any) -> Any:
+    """The first leaf of nested mappings and tuples, which has as many rows as all others."""
+    return next(iter(nested_leaves(value).values()))
+
+
 def nest_paths(leaves: Mapping[str, Any]) -> Any:
     """Nested dicts (never tuples) that hold the leaves at their paths; the bare leaf for the single path ""."""
     if set(leaves) == {""}:

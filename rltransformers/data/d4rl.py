@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import DataError
-from rltransformers.core.spaces import Space, leaf_values, map_leaves, nested_leaves
+from rltransformers.core.spaces import Space, first_leaf, leaf_values, map_leaves
 from rltransformers.core.values import Bools, flags
 from rltransformers.data.checks import check_time_limit, jumps, leaf_name, naming, warn_of_no_rewards
 from rltransformers.data.hdf5 import lazy_tree, opened_hdf5
@@ -215,9 +215,9 @@ def trajectories_from_d4rl(
             f"what arrays of other names hold"
         )
     given = {ours: arrays[theirs] for ours, theirs in names.items()}
-    rows = len(_array(given.get("rewards", _first(given["actions"])), f"{name}: {names.get('rewards', 'actions')}"))
+    rows = len(_array(given.get("rewards", first_leaf(given["actions"])), f"{name}: {names.get('rewards', 'actions')}"))
     if rows == 0:
-        raise DataError(f"{name}: holds no rows")
+        raise DataError(f"{name}: holds no rows; nothing can be learned from it")
     if "terminations" not in given:
         if time_limit is None and not options.split_on_discontinuity:
             raise DataError(
@@ -294,10 +294,6 @@ def trajectories_from_d4rl(
     truncated = ~terminated if timeouts is None else ~terminated | timeouts[last]
     writer.fill(observations, actions, rewards, terminated, truncated, following)
     return writer.finish(guesses=guesses, metadata=metadata)
-
-
-def _first(values: Any) -> Any:
-    return next(iter(nested_leaves(values).values()))
 
 
 def _array(values: Any, where: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rltransformers.core.errors import DataError, one_line
-from rltransformers.core.spaces import Space, leaf_values, map_leaves, nest_leaves, nested_leaves
+from rltransformers.core.spaces import Space, first_leaf, leaf_values, map_leaves, nest_leaves
 from rltransformers.core.values import numbers
 from rltransformers.data.checks import jumps, naming, warn_of_no_rewards
 from rltransformers.data.keys import NAMES, key_names, pick_leaves
@@ -34,7 +34,9 @@ def trajectories_from_episodes(
     if all(without):
         warn_of_no_rewards(name)
         metadata["rewards"] = UNKNOWN
-        listed = [episode | {"rewards": np.zeros(_steps(episode), np.float32)} for episode in listed]
+        listed = [
+            episode | {"rewards": np.zeros(len(first_leaf(episode["actions"])), np.float32)} for episode in listed
+        ]
     elif any(without):
         raise DataError(f"{name}: episode {without.index(True)} lacks 'rewards', and others have them; fill them in")
     lengths = [len(episode["rewards"]) for episode in listed]
@@ -56,10 +58,6 @@ def trajectories_from_episodes(
             time_limit=options.time_limit,
         )
     return writer.finish(guesses=guesses, metadata=metadata)
-
-
-def _steps(episode: Mapping[str, Any]) -> int:
-    return len(next(iter(nested_leaves(episode["actions"]).values())))
 
 
 def _as_dict(episode: Any) -> Any:

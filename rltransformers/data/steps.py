@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rltransformers.core.errors import ConfigError, DataError, require
 from rltransformers.core.files import existing_file, replacing
 from rltransformers.core.ranges import shown
-from rltransformers.core.spaces import nested_leaves
+from rltransformers.core.spaces import first_leaf, nested_leaves
 from rltransformers.core.values import Array, Bools, flags
 from rltransformers.data.checks import damage, leaf_name, naming
 from rltransformers.data.columns import (
@@ -256,7 +256,7 @@ def trajectories_from_steps(
         return {role: read_column(arrays, value, order, f"{name}: {role}") for role, value in parts.items()}
 
     roles = read(order)
-    rows = len(next(iter(nested_leaves(roles["actions"]).values())))
+    rows = len(first_leaf(roles["actions"]))
     if rows == 0:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
     marks = _flags({role: roles[role] for role in FLAGS if role in roles}, name)
@@ -301,7 +301,7 @@ def _lasts(rows: int, starts: Starts | None, marks: Mapping[str, Bools]) -> Star
 def _acts(roles: Mapping[str, Any], lasts: Starts, rlds: bool) -> Bools:
     """The rows [N] with an action: all, or where the last row of every episode has none, all but these."""
     actions = [np.asarray(leaf[lasts]).reshape(len(lasts), -1) for leaf in nested_leaves(roles["actions"]).values()]
-    acts: Bools = np.ones(len(next(iter(nested_leaves(roles["actions"]).values()))), bool)
+    acts: Bools = np.ones(len(first_leaf(roles["actions"])), bool)
     zeros = rlds and not any(rows.any() for rows in actions)
     if zeros or all(rows.dtype.kind == "f" and np.isnan(rows).all() for rows in actions):
         acts[lasts] = False

@@ -1,7 +1,9 @@
 """Episodes whose every number tells its episode and step, so that a wrong pairing shows."""
 
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -31,6 +33,18 @@ def coded_episodes(lengths: tuple[int, ...] = LENGTHS, *, final: bool = True) ->
             }
         )
     return episodes
+
+
+def write_arrays(kind: str, folder: Path, arrays: dict[str, Any]) -> Path:
+    """The arrays in a file "data.npz", or compressed in chunks in "data.hdf5"."""
+    path = folder / f"data.{kind}"
+    if kind == "npz":
+        np.savez(path, **arrays)
+        return path
+    with h5py.File(path, "w") as file:
+        for key, values in arrays.items():
+            file.create_dataset(key, data=values, chunks=True, compression="gzip")
+    return path
 
 
 def flat(episodes: list[dict[str, Any]], *, next_observations: bool = True, timeouts: bool = True) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rltransformers.core.values import ACTION_ROUNDING
 from rltransformers.data import Trajectories, load_trajectories, write_minari
 from rltransformers.data.keys import NAMES
 from rltransformers.data.spaces import MAX_GUESSED_CLASSES
-from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
+from tests.data.coded import LENGTHS, coded_episodes, flat, write_arrays, wrong_pairs
 
 Episodes = list[dict[str, Any]]
 UNIT = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -396,15 +396,8 @@ def test_any_value_anywhere_is_refused_or_loaded_as_it_is(
 
 def written_file(kind: str, folder: Path) -> Path:
     """A small data set in a file of this kind."""
-    arrays = flat(coded_episodes((3, 2)))
-    if kind == "npz":
-        np.savez(folder / "data.npz", **arrays)
-        return folder / "data.npz"
-    if kind == "hdf5":
-        with h5py.File(folder / "data.hdf5", "w") as file:
-            for key, value in arrays.items():
-                file.create_dataset(key, data=value, chunks=True, compression="gzip")
-        return folder / "data.hdf5"
+    if kind in ("npz", "hdf5"):
+        return write_arrays(kind, folder, flat(coded_episodes((3, 2))))
     write_minari(load_trajectories(coded_episodes((3, 2))), "data-v0")
     return next((folder / "data-v0" / "data").glob("*.hdf5" if kind == "minari" else "metadata.json"))
 

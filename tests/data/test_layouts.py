@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import Trajectories, load_trajectories
-from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
+from tests.data.coded import LENGTHS, coded_episodes, flat, write_arrays, wrong_pairs
 
 ENDS = [False, True, False, True, False]  # which of the coded episodes are terminated
 
@@ -308,14 +308,8 @@ def without_rewards(form: str, folder: Path) -> Any:
             TrajectoryWithRew(each["observations"], each["actions"], None, each["terminations"][-1])
             for each in episodes
         ]
-    if form == "npz":
-        np.savez(folder / "log.npz", **arrays)
-        return folder / "log.npz"
-    if form == "hdf5":
-        with h5py.File(folder / "log.hdf5", "w") as file:
-            for key, values in arrays.items():
-                file[key] = values
-        return folder / "log.hdf5"
+    if form in ("npz", "hdf5"):
+        return write_arrays(form, folder, arrays)
     if form == "table":
         pa = pytest.importorskip("pyarrow")
         return pa.Table.from_pylist([{key: values.tolist() for key, values in each.items()} for each in episodes])
