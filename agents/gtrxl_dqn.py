@@ -19,12 +19,12 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.data.replay import SegmentReplay
 from rltransformers.policies.policy_state import PolicyState
-from rltransformers.policies.q_network import GTrXLQPolicy, QEvaluation
+from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.online import replay_data
 from rltransformers.training.online.off_policy_agent import MemoryRefresh, OffPolicyMemoryAgent
 from rltransformers.training.schedules import Scheduled, as_schedule
-from rltransformers.training.update import UpdateMode, add_auxiliary, descend, log_losses, maintain
+from rltransformers.training.update import UpdateMode, add_auxiliary, descend, in_mode, log_losses, maintain
 
 MOST_PRIORITIES = 2**24
 """Of torch, which draws from no more classes."""
@@ -176,9 +176,9 @@ class GTrXLDQN(OffPolicyMemoryAgent):
 
     def _compile(self) -> None:
         super()._compile()
-        evaluate = self.policy.evaluate_window
-        self._evaluate = self._evaluation(evaluate, QEvaluation)
-        self._evaluate_target = self._evaluation(partial(evaluate, target=True), QEvaluation)
+        policy, of_target = self.policy, partial(self.policy.evaluate_window, target=True)
+        self._evaluate = in_mode(policy, policy.evaluate_window, self.updates)
+        self._evaluate_target = in_mode(policy, of_target, self.updates)
 
     def train(self, gradient_steps: int, batch_size: int) -> None:
         """So many updates on segments drawn from the replay, then bring the acting memory up to date."""

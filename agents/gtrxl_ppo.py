@@ -193,9 +193,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         segment = carry.segment
         assert segment is not None  # learn() collects before it trains
         self._begin_update()
-        watched = segment.rows(self._watched_rows())
-        for name, value in update.memory_panel(lambda record: policy.evaluate_segment(watched, record)).items():
-            logger.record(name, float(value))
+        self._log_memory(segment)
         steps = recorded = Recorded(**sharing.all_gather(segment.numbers()))
         if self.normalize_advantage:
             scores = standard_scores(recorded.advantages, recorded.counts, self.least_advantage_std)
@@ -217,7 +215,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             for minibatch in update.minibatches(sharing, again, self._rows_per_batch(), self._batch_generator):
                 batch = steps.rows(minibatch.rows)
                 update.follow_returns(policy, batch)
-                now = update.evaluate(policy, minibatch, self.gradient_window, sharing, self._machine_code)
+                now = update.evaluate(self._evaluate, minibatch, sharing)
                 loss = ppo_loss(now, batch, replace(weights, vf_coef=self.vf_coef * policy.value_units))
                 losses.append(update.add_auxiliary(loss, now, minibatch.segment.counts, batch.counts, sharing))
                 stops = self.target_kl is not None and float(loss.approx_kl) > 1.5 * self.target_kl

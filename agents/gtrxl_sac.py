@@ -49,7 +49,7 @@ from rltransformers.policies.steps import Acting
 from rltransformers.training.online import replay_data
 from rltransformers.training.online.off_policy_agent import MemoryRefresh, OffPolicyMemoryAgent
 from rltransformers.training.schedules import Scheduled
-from rltransformers.training.update import UpdateMode, add_auxiliary, descend, log_losses, maintain
+from rltransformers.training.update import UpdateMode, add_auxiliary, descend, in_mode, log_losses, maintain
 
 AUTO_SHARE = 0.98 * 0.7
 """Of the largest entropy of countable actions, what ``target_entropy="auto"`` aims at."""
@@ -181,7 +181,7 @@ class GTrXLSAC(OffPolicyMemoryAgent):
         super()._compile()
         policy = self.policy
         self._evaluate_trunk, self._evaluate_actor, self._evaluate_target = (
-            self._evaluation(partial(policy.evaluate_trunk, part=part), TrunkEvaluation)
+            in_mode(policy, partial(policy.evaluate_trunk, part=part), self.updates)
             for part in (policy.trunk, policy.actor, policy.target_trunk)
         )
 

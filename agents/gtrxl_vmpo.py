@@ -178,9 +178,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
             values = policy.evaluate_segment(segment).values  # advantages are raw, over the values before the update
         carry.segment = segment = replace(segment, values=values, advantages=segment.returns - values)
         self._begin_update()
-        watched = segment.rows(self._watched_rows())
-        for name, value in update.memory_panel(lambda record: policy.evaluate_segment(watched, record)).items():
-            logger.record(name, float(value))
+        self._log_memory(segment)
         update_learning_rate(self.multiplier_optimizer, self.multiplier_learning_rate)
         recorded = Recorded(**sharing.all_gather(segment.numbers()))
         losses: list[VMPOLoss] = []
@@ -196,7 +194,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
                 if not bool(batch.counts.any()):
                     continue
                 update.follow_returns(policy, batch)
-                now = update.evaluate(policy, minibatch, self.gradient_window, sharing, self._machine_code)
+                now = update.evaluate(self._evaluate, minibatch, sharing)
                 divergences = policy.action_head.divergences(now.outputs, self.target.action_head, minibatch.outputs)
                 divergences = sharing.gather(divergences, minibatch.takers)
                 multipliers = self.multipliers  # whose gradient is the same on every process

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,9 @@ from rltransformers.core.errors import CompileError, one_line
 from rltransformers.core.places import named_places
 from rltransformers.export.compiled import LeftBehind, compiler
 
-Tree = Mapping[str, Any]
-"""Tensors, None, and trees of them, by name."""
-Program = Callable[[Tree, Tree], dict[str, Any]]
+Tree: TypeAlias = Any
+"""Dicts, lists and registered dataclasses (``torch.utils._pytree``) of tensors, None, and trees of them."""
+Program = Callable[[Mapping[str, Tensor], Tree], Tree]
 """Outputs for weights by name, and inputs."""
 OPTIONS = {
     "cpp.threads": 1,  # no OpenMP regions: products of matrices still use the threads of torch
@@ -37,14 +37,14 @@ class CompiledEvaluation(LeftBehind):
         notify: gets a line before and after a compilation.
     """
 
-    def __init__(self, module: nn.Module, function: Callable[[Any], dict[str, Any]], notify: Callable[[str], None]):
+    def __init__(self, module: nn.Module, function: Callable[[Tree], Tree], notify: Callable[[str], None]):
         self._module, self._function, self._notify = module, function, notify
         places = {(id(holder), own): (name, (holder, own)) for name, (holder, own) in named_places(module)}
         self._places = dict(places.values())
         self._programs: dict[Hashable, Program] = {}
         self.failed = False
 
-    def __call__(self, inputs: Tree) -> dict[str, Any]:
+    def __call__(self, inputs: Tree) -> Tree:
         """The outputs for these inputs."""
         if self.failed:
             return self._function(inputs)
@@ -79,7 +79,7 @@ class CompiledEvaluation(LeftBehind):
         return program
 
 
-def program_of(module: nn.Module, function: Callable[[Any], dict[str, Any]]) -> Program:
+def program_of(module: nn.Module, function: Callable[[Tree], Tree]) -> Program:
     """``function`` with the weights of ``module`` as an input, traced and compiled where it is first called."""
     # The compilers take seconds to import.
     from functorch.compile import aot_function, default_partition
@@ -108,7 +108,7 @@ def program_of(module: nn.Module, function: Callable[[Any], dict[str, Any]]) -> 
 class _Bound(nn.Module):
     """A function as a module, which holds the one whose weights the function reads."""
 
-    def __init__(self, module: nn.Module, function: Callable[[Any], dict[str, Any]]) -> None:
+    def __init__(self, module: nn.Module, function: Callable[[Tree], Tree]) -> None:
         super().__init__()
         self.module, self._function = module, function
 

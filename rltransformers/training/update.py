@@ -6,39 +6,39 @@ Axes: E environments, B of a minibatch, T steps, A outputs.
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from stable_baselines3.common.logger import Logger
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from rltransformers.algorithms.dqn import DQNLoss
 from rltransformers.algorithms.ppo import PPOLoss
 from rltransformers.algorithms.sac import SACActorLoss, SACCriticLoss
 from rltransformers.algorithms.vmpo import VMPOLoss
-from rltransformers.backbone import Record
+from rltransformers.backbone import Record, State
 from rltransformers.core.errors import DataError
 from rltransformers.core.world import Sharing, rows_of
 from rltransformers.data.replay import Window
 from rltransformers.data.rollout import Recorded, Segment
-from rltransformers.export.compiled import LeftBehind
 from rltransformers.export.evaluation import CompiledEvaluation
 from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.policy_state import PolicyState
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.q_network import QEvaluation
-from rltransformers.policies.replay_policy import ReplayPolicy
 from rltransformers.policies.sac_policy import TrunkEvaluation
 from rltransformers.policies.steps import announce
 from rltransformers.training.online.carry import MemoryRefresh, segment_of, segment_tensors
 
 LossT = TypeVar("LossT", PPOLoss, VMPOLoss, DQNLoss, SACActorLoss, SACCriticLoss)
-EvaluationT = TypeVar("EvaluationT", QEvaluation, TrunkEvaluation)
 UpdateMode = Literal["eager", "compiled"]
 """How what an update learns from is evaluated, forward and backward: operation by operation, or as machine code."""
 RATIO_TOLERANCE = 0.01
 """Of the first probability ratio of an update: far above rounding, in bfloat16 (4e-4) too."""
+for _kind in (Segment, Window, PolicyState, State, Record, SegmentEvaluation, QEvaluation, TrunkEvaluation):
+    pytree.register_dataclass(_kind)  # machine code takes and returns trees of tensors
 
 
 @dataclass(frozen=True)
@@ -80,52 +80,19 @@ def minibatches(
         yield Minibatch(rows.to(device), segment_of(part["segment"]), part["outputs"], ranks)
 
 
-def evaluate(
-    policy: GTrXLPolicy,
-    minibatch: Minibatch,
-    gradient_window: int | None,
-    sharing: Sharing,
-    machine_code: CompiledEvaluation | None = None,
-) -> SegmentEvaluation:
-    """Evaluate a minibatch, each process its part; the numbers of all of it, but for outputs and auxiliary losses.
+def in_mode(policy: MemoryPolicy, evaluate: Callable[..., Any], mode: UpdateMode) -> Callable[..., Any]:
+    """``evaluate`` of a segment or a window by ``policy``, in eager mode or as machine code."""
+    return CompiledEvaluation(policy, evaluate, announce) if mode == "compiled" else evaluate
 
-    Args:
-        machine_code: what ``compiled_evaluation`` made, with the same ``gradient_window``; None for eager mode.
-    """
-    if machine_code is None:
-        now = policy.evaluate_segment(minibatch.segment, gradient_window=gradient_window)
-    else:
-        now = SegmentEvaluation(**machine_code(segment_tensors(minibatch.segment)))
+
+def evaluate(
+    evaluate_segment: Callable[[Segment], SegmentEvaluation], minibatch: Minibatch, sharing: Sharing
+) -> SegmentEvaluation:
+    """Evaluate a minibatch, each process its part; the numbers of all of it, but for outputs and auxiliary losses."""
+    now = evaluate_segment(minibatch.segment)
     names = ("log_probs", "values", "entropy", "log_barrier")
     whole = sharing.gather({name: getattr(now, name) for name in names}, minibatch.takers)
     return replace(now, **whole)
-
-
-def compiled_evaluation(policy: GTrXLPolicy, gradient_window: int | None) -> CompiledEvaluation:
-    """``policy.evaluate_segment`` as machine code, from the tensors of a segment to those of its evaluation."""
-
-    def evaluate_segment(tensors: Mapping[str, Any]) -> dict[str, Any]:
-        return vars(policy.evaluate_segment(segment_of(tensors), gradient_window=gradient_window))
-
-    return CompiledEvaluation(policy, evaluate_segment, announce)
-
-
-class CompiledWindows(LeftBehind, Generic[EvaluationT]):
-    """``evaluate`` of windows of a replay as machine code; ``kind`` is what it returns."""
-
-    def __init__(self, policy: ReplayPolicy, evaluate: Callable[[Window], EvaluationT], kind: type[EvaluationT]):
-        self._evaluate: Callable[[Window], EvaluationT] = evaluate
-        self._kind: type[EvaluationT] = kind
-        self._machine_code = CompiledEvaluation(policy, self._tensors, announce)
-
-    def __call__(self, window: Window) -> EvaluationT:
-        found = self._machine_code(vars(window))
-        record = None if found["record"] is None else Record(**found["record"])
-        return self._kind(**found | {"record": record})
-
-    def _tensors(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        now = self._evaluate(Window(**inputs))
-        return vars(now) | {"record": None if now.record is None else vars(now.record)}
 
 
 def add_auxiliary(

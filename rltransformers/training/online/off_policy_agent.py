@@ -1,7 +1,7 @@
 """Base of online agents that learn from a replay of all steps so far. Axes: E environments, B segments."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
@@ -28,7 +28,7 @@ from rltransformers.training.normalization import check_outermost, wrapper_betwe
 from rltransformers.training.online import replay_data
 from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.online.tensor_rollouts import collect_steps
-from rltransformers.training.update import CompiledWindows, EvaluationT, UpdateMode, memory_panel
+from rltransformers.training.update import UpdateMode, memory_panel
 
 MemoryRefresh = Literal["never", "update"]
 BYTES_BESIDE = 19
@@ -150,10 +150,6 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
         raise NotImplementedError
 
     # Learning
-
-    def _evaluation(self, evaluate: Callable[[Window], EvaluationT], kind: type[EvaluationT]) -> Any:
-        """``evaluate`` of a window, which returns a ``kind``, in the mode of ``updates``."""
-        return CompiledWindows(self.policy, evaluate, kind) if self.updates == "compiled" else evaluate
 
     def _window(self, draw: Draw, takers: Tensor) -> Window:
         """The segments of this process as the policy sees them."""

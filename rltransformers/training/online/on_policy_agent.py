@@ -19,13 +19,13 @@ from rltransformers.core.device import check_memory
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import strict
 from rltransformers.core.values import to_tensor
-from rltransformers.data.rollout import Recorded, RolloutBuffer, bytes_of, observation_layout
-from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment, bytes_of, observation_layout
+from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.online.tensor_rollouts import collect_segments
-from rltransformers.training.update import UpdateMode, compiled_evaluation
+from rltransformers.training.update import UpdateMode, in_mode, memory_panel
 
 BYTES_BESIDE = 24
 """Of a step beside its observation: action, reward, value, log-probability, last value, flags; at least."""
@@ -69,8 +69,10 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
 
     def _compile(self) -> None:
         super()._compile()
-        compiles = self.updates == "compiled"
-        self._machine_code = compiled_evaluation(self.policy, self.gradient_window) if compiles else None
+        self._evaluate = in_mode(self.policy, self._evaluate_segment, self.updates)
+
+    def _evaluate_segment(self, segment: Segment) -> SegmentEvaluation:
+        return self.policy.evaluate_segment(segment, gradient_window=self.gradient_window)
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         """One segment of every environment; False when a callback ends training.
@@ -163,6 +165,12 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     def _watched_rows(self) -> Tensor:
         """The one environment that the memory panel looks at, to cost little: another one in every update."""
         return torch.as_tensor([self._n_updates // self.n_epochs % self.n_envs], device=self.device)
+
+    def _log_memory(self, segment: Segment) -> None:
+        """Record the memory panel, which never changes an update."""
+        watched = segment.rows(self._watched_rows())
+        for name, value in memory_panel(lambda record: self.policy.evaluate_segment(watched, record)).items():
+            self.logger.record(name, float(value))
 
     def _log_rollout(self, recorded: Recorded) -> None:
         """Record what all algorithms tell of the rollout that an update learned from, and of the head after it."""
