@@ -3,7 +3,6 @@
 Axis letters: E episodes, N steps of all episodes, T steps of one episode.
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -147,15 +146,6 @@ def check_time_limit(lengths: Array, time_limit: int | None, name: str, first: i
             f"{name}: episode {first + e} has {int(lengths[e]):,} steps, more than time_limit={time_limit:,}, the step "
             "limit of the environment; correct the limit, or where resets are not marked, the ends of episodes"
         )
-
-
-def warn_of_no_rewards(name: str) -> None:
-    """Say what can be learned from data whose rewards were not logged."""
-    warnings.warn(
-        f"{name}: has no rewards, so no return can be asked for; clone these data with mode='bc'",
-        UserWarning,
-        stacklevel=2,
-    )
 
 
 def jumps(next_observations: Array, following: Array) -> Bools:

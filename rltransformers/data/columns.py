@@ -72,6 +72,10 @@ class Rows:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self[:], dtype)
 
+    def at(self, rows: npt.NDArray[np.int64]) -> "Rows":
+        """Only these rows."""
+        return Rows(self.columns, self.single, rows if self.order is None else self.order[rows])
+
 
 def array_of(values: Any, where: str) -> Any:
     """The array [N, ...] of the N values of a column, nested like they are; text stays objects."""

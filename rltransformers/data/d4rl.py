@@ -16,11 +16,11 @@ import numpy.typing as npt
 from rltransformers.core.errors import DataError
 from rltransformers.core.spaces import Space, first_leaf, leaf_values, map_leaves
 from rltransformers.core.values import Bools, flags
-from rltransformers.data.checks import check_time_limit, jumps, leaf_name, naming, warn_of_no_rewards
+from rltransformers.data.checks import check_time_limit, jumps, leaf_name, naming
 from rltransformers.data.hdf5 import lazy_tree, opened_hdf5
 from rltransformers.data.keys import IGNORED, key_names, pick_leaves
 from rltransformers.data.spaces import Joined, Options, choose_spaces, chunks, lazy_numbers
-from rltransformers.data.trajectories import UNKNOWN, Trajectories
+from rltransformers.data.trajectories import Trajectories
 from rltransformers.data.writer import TrajectoryWriter, column
 
 # Returns of a random and of an expert policy: D4RL's normalized score is 0 at the first and 100 at the second.
@@ -225,14 +225,9 @@ def trajectories_from_d4rl(
                 f"time_limit=<steps of an episode> to cut the {rows:,} rows, or time_limit={rows} where they are one"
             )
         given["terminations"] = np.zeros(rows, bool)
-    metadata: dict[str, Any] = {"format": source, "guessed": options.guessed}
-    if "rewards" not in given:
-        warn_of_no_rewards(name)
-        given["rewards"] = np.zeros(rows, np.float32)
-        metadata["rewards"] = UNKNOWN
     names = {key: key for key in given} | names
     observation_space, action_space, guesses = choose_spaces(options, given.__getitem__, name)
-    rewards = _array(given["rewards"], f"{name}: {names['rewards']}")
+    rewards = _array(given["rewards"], f"{name}: {names['rewards']}") if "rewards" in given else None
 
     def check_rows(key: str, values: Any) -> None:
         if len(values) != rows:
@@ -293,7 +288,7 @@ def trajectories_from_d4rl(
     terminated = terminals[last] & (np.diff(bounds) != time_limit)
     truncated = ~terminated if timeouts is None else ~terminated | timeouts[last]
     writer.fill(observations, actions, rewards, terminated, truncated, following)
-    return writer.finish(guesses=guesses, metadata=metadata)
+    return writer.finish({"format": source, "guessed": options.guessed}, guesses=guesses)
 
 
 def _array(values: Any, where: str) -> Any:

@@ -9,10 +9,10 @@ import numpy as np
 from rltransformers.core.errors import DataError, one_line
 from rltransformers.core.spaces import Space, first_leaf, leaf_values, map_leaves, nest_leaves
 from rltransformers.core.values import numbers
-from rltransformers.data.checks import jumps, naming, warn_of_no_rewards
+from rltransformers.data.checks import jumps, naming
 from rltransformers.data.keys import NAMES, key_names, pick_leaves
 from rltransformers.data.spaces import Joined, Options, choose_spaces
-from rltransformers.data.trajectories import UNKNOWN, Trajectories
+from rltransformers.data.trajectories import Trajectories
 from rltransformers.data.writer import TrajectoryWriter, column
 
 _MISFITS = (ValueError, KeyError, IndexError, TypeError)
@@ -29,17 +29,10 @@ def trajectories_from_episodes(
     listed = [_arrays(pick_leaves(_as_dict(episode), leaves), index, name) for index, episode in enumerate(episodes)]
     if not listed:
         raise DataError(f"{name}: holds no episode; nothing can be learned from it")
-    metadata: dict[str, Any] = {"format": source, "guessed": options.guessed}
     without = ["rewards" not in episode for episode in listed]
-    if all(without):
-        warn_of_no_rewards(name)
-        metadata["rewards"] = UNKNOWN
-        listed = [
-            episode | {"rewards": np.zeros(len(first_leaf(episode["actions"])), np.float32)} for episode in listed
-        ]
-    elif any(without):
+    if any(without) and not all(without):
         raise DataError(f"{name}: episode {without.index(True)} lacks 'rewards', and others have them; fill them in")
-    lengths = [len(episode["rewards"]) for episode in listed]
+    lengths = [len(episode.get("rewards", first_leaf(episode["actions"]))) for episode in listed]
     if 0 in lengths:
         raise DataError(f"{name}: episode {lengths.index(0)} is empty; drop episodes without steps")
     *spaces, guesses = choose_spaces(options, lambda key: _stack(listed, key, name), name)
@@ -47,17 +40,17 @@ def trajectories_from_episodes(
     for index, episode in enumerate(listed):
         observations = episode["observations"]
         if "next_observations" in episode:
-            steps, where = len(episode["rewards"]), f"{name}: next_observations of episode {index}"
-            observations = _append_last(spaces[0], observations, episode["next_observations"], steps, where)
+            where = f"{name}: next_observations of episode {index}"
+            observations = _append_last(spaces[0], observations, episode["next_observations"], lengths[index], where)
         writer.add(
             observations,
             episode["actions"],
-            episode["rewards"],
+            episode.get("rewards"),
             episode.get("terminations", False),
             episode.get("truncations", False),
             time_limit=options.time_limit,
         )
-    return writer.finish(guesses=guesses, metadata=metadata)
+    return writer.finish({"format": source, "guessed": options.guessed}, guesses=guesses)
 
 
 def _as_dict(episode: Any) -> Any:

@@ -110,7 +110,7 @@ def read_minari(dataset: Any, options: Options) -> Trajectories:
     names = ("ref_min_score", "ref_max_score", "algorithm_name", "eval_env_spec")
     facts = {key: raw[key] for key in names if raw.get(key) is not None and raw[key] != env_spec}
     facts |= {"format": "minari", "dataset_id": dataset.id}
-    return writer.finish(env_id=env_id, env_spec=env_spec, metadata=facts)
+    return writer.finish(facts, env_id=env_id, env_spec=env_spec)
 
 
 def _episodes(dataset: Any, batches: Sequence[Sequence[int]], name: str) -> Iterator[Any]:

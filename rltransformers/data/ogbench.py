@@ -17,7 +17,7 @@ from rltransformers.data.arrays import opened_npz
 from rltransformers.data.checks import naming
 from rltransformers.data.d4rl import D4RL_FILES, trajectories_from_d4rl
 from rltransformers.data.spaces import Options
-from rltransformers.data.trajectories import UNKNOWN, Trajectories
+from rltransformers.data.trajectories import Trajectories
 
 _RECORDED = ("observations", "actions", "terminals")
 _STATES = ("qpos", "qvel", "button_states")  # which OGBench computes the rewards of a task from
@@ -115,23 +115,21 @@ def transitions_of(arrays: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def trajectories_from_recording(arrays: Mapping[str, Any], options: Options, name: str) -> Trajectories:
-    """Trajectories of the recordings of a file, all truncated; rewards are zeros, which only cloning takes."""
+    """Trajectories of the recordings of a file, all truncated, without rewards."""
     name = options.name or name
     task = re.sub(r"-(v\d+)(-val)?$", r"-singletask-task1-\1\2", name)
     way_out = f"; a path that ends in {task + '.npz'!r} reads this file with those of task 1" if task != name else ""
     warnings.warn(
         f"{name}: holds no rewards, so it is read as data of OGBench: the last row of a recording is only its last "
-        f"observation, and no return can be asked for, only mode='bc' clones it{way_out}",
+        f"observation{way_out}",
         UserWarning,
         stacklevel=2,
     )
     with naming(f"{name}:"):
         rows = transitions_of(arrays)
-    steps = len(rows["terminals"])
     flat = {key: rows[key] for key in ("observations", "actions", "next_observations")}
-    flat |= {"rewards": np.zeros(steps, np.float32), "terminals": np.zeros(steps, bool), "timeouts": rows["terminals"]}
-    data = trajectories_from_d4rl(flat, options, name, "ogbench")
-    return replace(data, metadata={**data.metadata, "rewards": UNKNOWN}, verify=False)
+    flat |= {"terminals": np.zeros(len(rows["terminals"]), bool), "timeouts": rows["terminals"]}
+    return trajectories_from_d4rl(flat, options, name, "ogbench")
 
 
 def episodes_of_task(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rltransformers.core.errors import ConfigError, DataError, require
 from rltransformers.core.files import existing_file, replacing
 from rltransformers.core.ranges import shown
-from rltransformers.core.spaces import first_leaf, nested_leaves
+from rltransformers.core.spaces import first_leaf, map_leaves, nested_leaves
 from rltransformers.core.values import Array, Bools, flags
 from rltransformers.data.checks import damage, leaf_name, naming
 from rltransformers.data.columns import (
@@ -36,7 +36,7 @@ from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.keys import ENDS, NAMES, is_ignored
 from rltransformers.data.spaces import Options
-from rltransformers.data.trajectories import UNKNOWN, Leaves, Trajectories
+from rltransformers.data.trajectories import Leaves, Trajectories
 from rltransformers.data.writer import column
 
 EXTRA = "csv"
@@ -103,9 +103,7 @@ def read_jsonl(path: str | os.PathLike[str], options: Options) -> Trajectories:
 
 def trajectories_from_frames(frames: Sequence[Any], options: Options, name: str = "frames") -> Trajectories:
     """Read DataFrames, each an episode where no column of theirs says another thing."""
-    filled = [frame for frame in frames if len(frame)]
-    if not filled:
-        raise DataError(f"{options.name or name}: holds no rows; nothing can be learned from it")
+    filled = [frame for frame in frames if len(frame)] or frames[:1]
     return trajectories_from_frame(require("pandas", EXTRA).concat(filled), options, name, _starts(filled))
 
 
@@ -180,21 +178,18 @@ def trajectories_from_items(items: Iterable[Any], options: Options, name: str = 
             )
     if isinstance(first, Mapping):
         columns = {str(key): [item[key] for item in listed] for key in first}
-        return trajectories_from_steps(_without_lasts(columns), options, name, starts=starts)
-    size = len(first) - (len(first) > 0 and isinstance(first[-1], Mapping))
-    if size not in (5, 6) or isinstance(first[3], bool | np.bool_):
-        raise DataError(
-            f"{name}: step 0 has {size} members, {shown(first)}; a step is (observation, action, reward, "
-            f"next_observation, done), or (..., terminated, truncated) with both flags"
-        )
-    columns = {key: [item[index] for item in listed] for index, key in enumerate(_TRANSITION[:size])}
-    return trajectories_from_steps(_without_lasts(columns), options, name, starts=starts)
-
-
-def _without_lasts(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Columns without next observations of which some are None, as where an episode ends: only those were read."""
-    unknown = [key for key in USUAL["next_observations"] if any(value is None for value in columns.get(key, ()))]
-    return {key: values for key, values in columns.items() if key not in unknown}
+    else:
+        size = len(first) - (len(first) > 0 and isinstance(first[-1], Mapping))
+        if size not in (5, 6) or isinstance(first[3], bool | np.bool_):
+            raise DataError(
+                f"{name}: step 0 has {size} members, {shown(first)}; a step is (observation, action, reward, "
+                f"next_observation, done), or (..., terminated, truncated) with both flags"
+            )
+        columns = {key: [item[index] for item in listed] for index, key in enumerate(_TRANSITION[:size])}
+    for key in USUAL["next_observations"]:  # None where an episode ends, which are the only ones that would be read
+        if any(value is None for value in columns.get(key, ())):
+            del columns[key]
+    return trajectories_from_steps(columns, options, name, starts=starts)
 
 
 def _holds_steps(item: Any) -> bool:
@@ -237,7 +232,7 @@ def trajectories_from_steps(
     are an episode, in the order of the step column; without one an episode ends at flags, before a row that is marked
     as a first one (``STARTS``), or where the step number falls. A last step without a flag is truncated; ``dones`` are
     ends, and terminations unless other flags tell. A last row without an action (NaN, or in RLDS zeros) holds the
-    observation after the last action. Rewards may be missing: they are zeros then, which only behavior cloning takes.
+    observation after the last action.
 
     Args:
         known: what the format itself says about its columns.
@@ -250,20 +245,14 @@ def trajectories_from_steps(
     order, first = _order(episode, step[0] if step else None, name)
     if episode or "episode" in (options.columns or {}):
         starts = first
-
-    def read(order: Starts | None) -> dict[str, Any]:
-        parts = {role: value for role, value in chosen.items() if role not in ("episode", "step")}
-        return {role: read_column(arrays, value, order, f"{name}: {role}") for role, value in parts.items()}
-
-    roles = read(order)
+    parts = {role: value for role, value in chosen.items() if role not in ("episode", "step")}
+    roles = {role: read_column(arrays, value, order, f"{name}: {role}") for role, value in parts.items()}
     rows = len(first_leaf(roles["actions"]))
     if rows == 0:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
-    marks = _flags({role: roles[role] for role in FLAGS if role in roles}, name)
+    marks = _flags({role: roles.pop(role) for role in FLAGS if role in roles}, name)
     if starts is None and "dones" not in chosen:
-        columns = [np.ravel(arrays[key]) for key in STARTS if key in arrays and np.size(arrays[key]) == rows]
-        if columns and columns[0].dtype.kind in "biuf":
-            starts = np.flatnonzero(np.append(True, columns[0][1:] != 0))
+        starts = _marked_starts(arrays, rows)
     if starts is None and not marks:
         if step:
             starts = np.flatnonzero(np.append(True, step[0][1:] <= step[0][:-1]))
@@ -272,22 +261,25 @@ def trajectories_from_steps(
                 f"{name}: no column says where episodes end; present: {list(table)}; pass columns={{'episode': ...}}, "
                 f"or 'terminations', 'truncations' or 'dones', or time_limit={rows} where all rows are one episode"
             )
-    acts = _acts(roles, _lasts(rows, starts, marks), chosen.get("dones") == RLDS_LAST)
+    acts = _acts(roles["actions"], _lasts(rows, starts, marks), chosen.get("dones") == RLDS_LAST)
     if not acts.all():
         kept = np.flatnonzero(acts)
-        order = np.arange(rows) if order is None else order
-        roles = read(order[kept]) | {"next_observations": read(order[kept + 1])["observations"]}
+        after = map_leaves(lambda leaf: leaf.at(kept + 1), roles["observations"])
+        roles = {role: map_leaves(lambda leaf: leaf.at(kept), value) for role, value in roles.items()}
+        roles["next_observations"], rows = after, len(kept)
         marks = {role: (values | np.append(values[1:] & ~acts[1:], False))[kept] for role, values in marks.items()}
         starts = None if starts is None else np.unique(np.cumsum(np.append(0, acts))[starts])
-        rows = len(kept)
     names = {role: component_names(arrays, chosen[role], f"{name}: {role}") for role in ("observations", "actions")}
-    metadata: dict[str, Any] = {"columns": chosen, "names": {role: each for role, each in names.items() if each}}
-    if "rewards" not in roles:
-        roles["rewards"] = np.zeros(rows, np.float32)
-        metadata["rewards"] = UNKNOWN
-    roles = {role: values for role, values in roles.items() if role not in FLAGS}
-    data = trajectories_from_d4rl(roles | {"terminations": np.zeros(rows, bool)} | marks, options, name, source, starts)
-    return replace(data, metadata=dict(data.metadata) | metadata, verify=False)
+    facts = {"columns": chosen, "names": {role: each for role, each in names.items() if each}}
+    roles |= {"terminations": np.zeros(rows, bool)} | marks
+    data = trajectories_from_d4rl(roles, options, name, source, starts)
+    return replace(data, metadata=dict(data.metadata) | facts, verify=False)
+
+
+def _marked_starts(arrays: Mapping[str, Any], rows: int) -> Starts | None:
+    """The rows that a column marks as first ones of episodes, where there is such a column."""
+    marks = [np.ravel(arrays[key]) for key in STARTS if key in arrays and np.size(arrays[key]) == rows]
+    return np.flatnonzero(np.append(True, marks[0][1:] != 0)) if marks and marks[0].dtype.kind in "biuf" else None
 
 
 def _lasts(rows: int, starts: Starts | None, marks: Mapping[str, Bools]) -> Starts:
@@ -298,12 +290,12 @@ def _lasts(rows: int, starts: Starts | None, marks: Mapping[str, Bools]) -> Star
     return np.flatnonzero(ends)
 
 
-def _acts(roles: Mapping[str, Any], lasts: Starts, rlds: bool) -> Bools:
+def _acts(actions: Any, lasts: Starts, rlds: bool) -> Bools:
     """The rows [N] with an action: all, or where the last row of every episode has none, all but these."""
-    actions = [np.asarray(leaf[lasts]).reshape(len(lasts), -1) for leaf in nested_leaves(roles["actions"]).values()]
-    acts: Bools = np.ones(len(first_leaf(roles["actions"])), bool)
-    zeros = rlds and not any(rows.any() for rows in actions)
-    if zeros or all(rows.dtype.kind == "f" and np.isnan(rows).all() for rows in actions):
+    last_actions = [np.asarray(leaf[lasts]).reshape(len(lasts), -1) for leaf in nested_leaves(actions).values()]
+    acts: Bools = np.ones(len(first_leaf(actions)), bool)
+    zeros = rlds and not any(rows.any() for rows in last_actions)
+    if zeros or all(rows.dtype.kind == "f" and np.isnan(rows).all() for rows in last_actions):
         acts[lasts] = False
     return acts if acts.any() else np.ones_like(acts)
 

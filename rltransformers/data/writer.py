@@ -1,5 +1,6 @@
 """Arrays of trajectories, filled episode by episode or from flat arrays; sizes are known beforehand."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, check_supported,
 from rltransformers.core.values import LARGEST_FLOAT, Array, Bools, check_numeric, flags, numbers
 from rltransformers.data.checks import REWARD, check_time_limit, leaf_name, naming
 from rltransformers.data.spaces import LARGEST_NUMBER, Allocate, chunks
-from rltransformers.data.trajectories import Leaves, Trajectories
+from rltransformers.data.trajectories import UNKNOWN, Leaves, Trajectories
 
 
 class TrajectoryWriter:
@@ -59,7 +60,7 @@ class TrajectoryWriter:
         self.rewards = make("rewards.npy", (steps,), np.dtype(np.float32))
         self.terminations = make("terminations.npy", (steps,), np.dtype(bool))
         self.truncations = make("truncations.npy", (steps,), np.dtype(bool))
-        self.final_observations = True
+        self.final_observations = self.has_rewards = True
         self._next = 0
 
     def add(
@@ -74,8 +75,8 @@ class TrajectoryWriter:
     ) -> None:
         """Write the next episode: observations of T + 1 rows, or T when the last one is unknown; the others of T.
 
-        A last step without any flag is marked truncated, and so is that of an episode of exactly ``time_limit`` steps:
-        many exporters do not tell the two apart. A longer episode is refused.
+        Rewards are None where none were logged. A last step without any flag is marked truncated, and so is that of an
+        episode of exactly ``time_limit`` steps: many exporters do not tell the two apart. A longer episode is refused.
         """
         e = self._next
         start, end = int(self.offsets[e]), int(self.offsets[e + 1])
@@ -88,7 +89,8 @@ class TrajectoryWriter:
                 target[end + e] = target[end + e - 1]
         for path, rows in self._rows("actions", self.spaces[1], actions, length):
             self.actions[path][start:end] = rows
-        for _, rows in self._rows("rewards", REWARD, rewards, length):
+        self.has_rewards = rewards is not None
+        for _, rows in self._rows("rewards", REWARD, np.zeros(length) if rewards is None else rewards, length):
             self.rewards[start:end] = rows
         terminated, truncated = self._flags("terminations", terminations), self._flags("truncations", truncations)
         check_time_limit(np.array([length]), time_limit, self.name, e)
@@ -111,6 +113,7 @@ class TrajectoryWriter:
         """Write all episodes from flat arrays of N rows by leaf path, in pieces: files may be larger than memory.
 
         Args:
+            rewards: [N], or None where none were logged.
             terminated, truncated: of the last step of each episode [E].
             next_observations: only the last of each episode is read; None repeats its last observation instead.
         """
@@ -128,6 +131,8 @@ class TrajectoryWriter:
         for path, leaf in leaf_spaces(self.spaces[1]).items():
             for chunk, rows in self._chunks("actions", path, leaf, actions[path]):
                 self.actions[path][chunk] = rows
+        self.has_rewards = rewards is not None
+        rewards = np.zeros(len(self.rewards)) if rewards is None else rewards
         for chunk, rows in self._chunks("rewards", "", REWARD, rewards):
             self.rewards[chunk] = rows
         self.terminations[:], self.truncations[:] = False, False
@@ -174,9 +179,19 @@ class TrajectoryWriter:
     def _error(self, kind: str, path: str, text: str) -> DataError:
         return DataError(f"{self.name}: {leaf_name(kind, path)} of episode {self._next} {text}")
 
-    def finish(self, **facts: Any) -> Trajectories:
-        """Return the checked trajectories; ``facts`` are further fields of ``Trajectories``."""
+    def finish(self, metadata: Mapping[str, Any], **facts: Any) -> Trajectories:
+        """Return the checked trajectories; ``facts`` are further fields of ``Trajectories``.
+
+        Warns of data without rewards, which are zeros then.
+        """
         assert self._next == len(self.offsets) - 1, "fewer episodes were added than announced"
+        if not self.has_rewards:
+            metadata = {**metadata, "rewards": UNKNOWN}
+            warnings.warn(
+                f"{self.name}: has no rewards, so no return can be asked for; clone these data with mode='bc'",
+                UserWarning,
+                stacklevel=2,
+            )
         return Trajectories(
             self.observations,
             self.actions,
@@ -187,6 +202,7 @@ class TrajectoryWriter:
             *self.spaces,
             name=self.name,
             final_observations=self.final_observations,
+            metadata=metadata,
             **facts,
         )
 

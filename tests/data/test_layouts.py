@@ -280,7 +280,8 @@ def recordings() -> dict[str, Any]:
 def test_a_file_of_ogbench_is_read_by_its_path(tmp_path: Path, name: str) -> None:
     np.savez_compressed(tmp_path / name, **recordings())
     task = re.escape(name.replace("-v0", "-singletask-task1-v0"))
-    with pytest.warns(UserWarning, match=f"holds no rewards, so it is read as data of OGBench: .* ends in '{task}'"):
+    said = f"holds no rewards, so it is read as data of OGBench: .* ends in '{task}'"
+    with pytest.warns(UserWarning, match=said), pytest.warns(UserWarning, match="has no rewards, so no return"):
         data = load_trajectories(tmp_path / name)
     assert data.lengths.tolist() == list(LENGTHS) and data.final_observations and not data.has_rewards
     for index, episode in enumerate(coded_episodes()):
@@ -313,10 +314,12 @@ def without_rewards(form: str, folder: Path) -> Any:
     if form == "table":
         pa = pytest.importorskip("pyarrow")
         return pa.Table.from_pylist([{key: values.tolist() for key, values in each.items()} for each in episodes])
+    if form == "frame":
+        return pytest.importorskip("pandas").DataFrame({key: list(values) for key, values in arrays.items()})
     return episodes if form == "episodes" else arrays
 
 
-@pytest.mark.parametrize("form", ["imitation", "npz", "hdf5", "table", "episodes", "dict"])
+@pytest.mark.parametrize("form", ["imitation", "npz", "hdf5", "table", "frame", "episodes", "dict"])
 def test_demonstrations_without_rewards_are_for_cloning(form: str, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"has no rewards, .*; clone these data with mode='bc'"):
         data = load_trajectories(without_rewards(form, tmp_path))

@@ -120,7 +120,8 @@ def test_components_keep_their_names(tmp_path: Path) -> None:
     assert features["next.reward"]["names"] is None
     table = {"x": [0.0, 1.0], "v": [2.0, 3.0], "force": [0.5, 1.0], "episode": [0, 0]}
     columns = {"observations": ["x", "v"], "actions": ["force"], "episode": "episode"}
-    write_lerobot(load_trajectories(pa.table(table), columns=columns), tmp_path / "table")
+    with pytest.warns(UserWarning, match="has no rewards"):
+        write_lerobot(load_trajectories(pa.table(table), columns=columns), tmp_path / "table")
     features = json.loads((tmp_path / "table" / "meta" / "info.json").read_text())["features"]
     assert (features["observation.state"]["names"], features["action"]["names"]) == (["x", "v"], ["force"])
     wrong = {"observation.state": {"dtype": "float32", "shape": [2], "names": ["x"]}}
@@ -130,7 +131,8 @@ def test_components_keep_their_names(tmp_path: Path) -> None:
 
 def test_without_rewards_and_flags_the_index_of_episodes_says_all(tmp_path: Path) -> None:
     parts = [part.drop(columns=["next.reward", "next.done"]) for part in frames()]
-    data = load_trajectories(version_3(tmp_path / "walks", parts))
+    with pytest.warns(UserWarning, match="walks: has no rewards"):
+        data = load_trajectories(version_3(tmp_path / "walks", parts))
     assert not data.has_rewards and data.lengths.tolist() == list(LENGTHS) and data.truncations.sum() == 5
 
 
@@ -246,8 +248,9 @@ def test_tasks_leaves_classes_and_missing_rewards_survive_a_round_trip(tmp_path:
     known: Any = {"observation_space": nested.observation_space, "action_space": nested.action_space}
     assert load_trajectories(tmp_path / "nested", **known).fingerprint() == nested.fingerprint()
     steps = {"obs": [0.0, 1.0], "action": [[0.0], [0.5]], "episode": [0, 0], "step": [0, 1]}
-    silent = load_trajectories(pa.table(steps), columns={"episode": "episode", "step": "step"})
-    assert not load_trajectories(write_lerobot(silent, tmp_path / "silent")).has_rewards
+    with pytest.warns(UserWarning, match="has no rewards"):
+        silent = load_trajectories(pa.table(steps), columns={"episode": "episode", "step": "step"})
+        assert not load_trajectories(write_lerobot(silent, tmp_path / "silent")).has_rewards
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:

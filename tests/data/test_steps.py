@@ -289,7 +289,8 @@ def test_data_without_rewards_are_for_cloning_only(tmp_path: Path) -> None:
     from rltransformers import DecisionTransformer
 
     columns = COLUMNS | {"rewards": None}
-    data = load_trajectories(frame_of(), columns=columns, action_space=spaces.Box(-1, 1, (1,)))
+    data, said = told(frame_of(), columns=columns, action_space=spaces.Box(-1, 1, (1,)))
+    assert said == "frame: has no rewards, so no return can be asked for; clone these data with mode='bc'"
     assert not data.has_rewards and not data.rewards.any()
     small: dict[str, Any] = {"context_length": 4, "batch_size": 4}
     DecisionTransformer("DTPolicy", data, mode="bc", **small).learn(1)
@@ -390,7 +391,7 @@ def test_leaves_and_classes_and_missing_rewards_survive_csv(tmp_path: Path) -> N
     data = load_trajectories([episode | {"rewards": np.ones(2), "terminations": True}] * 2)
     known: Any = {"observation_space": data.observation_space, "action_space": data.action_space}
     assert told(write_csv(data, tmp_path / "log.csv"), **known)[0].fingerprint() == data.fingerprint()
-    silent = load_trajectories(frame_of(), columns=COLUMNS | {"rewards": None})
+    silent = told(frame_of(), columns=COLUMNS | {"rewards": None})[0]
     assert not told(write_csv(silent, tmp_path / "silent.csv"))[0].has_rewards
     pictures = load_trajectories(
         [{"observations": np.zeros((3, 2, 2, 3), np.uint8), "actions": np.zeros((2, 1)), "rewards": np.ones(2)}]
