@@ -131,14 +131,15 @@ def build(dims: Dims, plan: Plan, options: Options) -> ProbSparse:
 
 SPEC = Spec(
     id="S13", name="informer", axis="mixer", paper="Zhou et al. 2021, arXiv 2012.07436, equations 3 and 4",
-    summary="Queries that single out no keys read the mean of the window in place of their own weights.", build=build,
+    summary="Only the queries with the most uneven scores attend; the others read the mean of the window.", build=build,
     options=Options, example={"mixer": {"name": "informer", "samples": 3, "active_queries": 2, "candidates": 5}},
     traits=Traits(
         causality="X",
         family="SEL",
         horizon="memory + candidates - 1",
         state="memory D (training), memory kv_heads (Dh + Dv) more (acting), H (candidates - 1)",
-        causal_form="a query competes with those before it, samples keys of its window, and is lazy towards their mean",
+        causal_form="a query competes with earlier queries alone; it samples keys of its window and otherwise "
+                    "reads their mean",
     ),
     offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS, Feature.VALUES),
     formula="o_t = softmax_s(q_t k_s / sqrt(Dh)) v_s if M_t is among the `active_queries` largest of the last "

@@ -143,8 +143,7 @@ SPEC = Spec(
     traits=Traits(
         family="EXPL",
         state="memory D (training), memory kv_heads (Dh + Dv) more (acting)",
-        causal_form="qk_norm divides by root mean squares, there LayerNorm, in front of what positions do to queries "
-        "and keys",
+        causal_form="qk_norm is an RMSNorm before positions act, there a LayerNorm",
     ),
     offers=(
         *(Feature.SCORES, Feature.LOGITS, Feature.PRODUCTS, Feature.CHANNELS, Feature.OUTPUTS, Feature.COMMON_KEYS),

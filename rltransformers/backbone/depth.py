@@ -55,8 +55,8 @@ class ConfidentOptions:
 
     Attributes:
         confidence: "saturation" is the cosine of the stream before and behind a layer, which is near 1 from the start
-            where gates are nearly shut (residual gru); "classifier" is learned by the loss exits, and stays as it was
-            drawn where ``losses`` does not name that.
+            where gates are nearly shut (residual gru); "classifier" is learned by the loss exits; without
+            it in ``losses`` it keeps its random initial weights.
         threshold: confidence lambda at which a token leaves.
         decay: early tokens of an episode have to be surer, by 0.1 exp(-decay p / horizon); None: all alike.
         horizon: tokens over which the higher threshold of early tokens fades; not read without a decay.
@@ -120,11 +120,11 @@ def build_halting(options: HaltingOptions) -> Depth:
 
 
 ONE_LAYER = (Refusal(Feature.MIXED_LAYERS, "there is only one layer, which cannot change between its applications"),)
-_DEPTH_ADAPTIVE = "tokens decide by themselves; the choice for a whole sequence would read its later tokens"
+_DEPTH_ADAPTIVE = "every token chooses for itself: one choice for a whole sequence would have to read later tokens"
 _CALM = (
-    "tokens may be sure behind the first layer, whose input is compared, too; in the authors' code saturation begins "
-    "behind the second one, and the whole threshold decays, lam (0.9 + 0.1 exp(-decay p / horizon)); the classifier "
-    "learns where a layer loses at most `slack` more than the last one, there where both predict the same"
+    "tokens may leave after the first layer, in the authors' code after the second; there lam multiplies the "
+    "decaying part too, lam (0.9 + 0.1 exp(-decay p / horizon)); the classifier learns to accept a layer whose "
+    "loss is at most `slack` above that of the last one, there one that predicts the same"
 )
 _UNIVERSAL = "Dehghani et al. 2019, arXiv 1807.03819"
 DEPTHS = by_name(
@@ -134,8 +134,8 @@ DEPTHS = by_name(
     ),
     Spec(
         "D1", "act", "depth", "Graves 2016, arXiv 1603.08983",
-        "Weights of the states of one token, decided as they come, that sum to 1.", settings="depth: universal_act",
-        example={"depth": "universal_act"}, traits=Traits(causality="N/A"),
+        "Adaptive computation time: the output of a token is a weighted mean of its states after every step.",
+        settings="depth: universal_act", example={"depth": "universal_act"}, traits=Traits(causality="N/A"),
         formula="N = min{n: p_1 + ... + p_n >= 1 - epsilon}, y = sum_(n<N) p_n s_n + (1 - sum_(n<N) p_n) s_N",
     ),
     Spec(
@@ -152,7 +152,8 @@ DEPTHS = by_name(
     ),
     Spec(
         "D4", "depth_adaptive", "depth", "Elbayad et al. 2020, arXiv 1910.10073, section 3",
-        "Each token leaves after a layer that is predicted for it, as the loss exits teaches, and stays as it was.",
+        "A predictor, trained by the loss `exits`, chooses the layer after which a token leaves; its state is "
+        "copied to the layers above.",
         build_adaptive, AdaptiveOptions, traits=Traits(causality="C*", causal_form=_DEPTH_ADAPTIVE),
         offers=(Feature.HALTING,), produces=(Loss("exits", unread=unread_by_adaptive),),
         formula="n_t = argmax_n softmax(W h^1_t + b), or the first n with sigmoid(w_n h^n_t + b_n) > 1/2; h^m_t = "
@@ -160,7 +161,7 @@ DEPTHS = by_name(
     ),
     Spec(
         "D5", "calm", "depth", "Schuster et al. 2022, arXiv 2207.07061, section 3",
-        "Each token leaves after the first layer that it is sure of, and stays for the others as it was then.",
+        "A token leaves after the first layer with enough confidence; its state is copied to the layers above.",
         build_calm, ConfidentOptions, example={"depth": {"name": "calm", "threshold": 0.6}},
         traits=Traits(causal_form=_CALM),
         offers=(Feature.HALTING,), produces=(Loss("exits", unread=unread_by_calm),),

@@ -16,11 +16,12 @@ class ExitOptions:
     Attributes:
         training: "aligned": all tokens leave after the same layer, and all layers count; "mixed": every token leaves
             after a layer that is drawn for it.
-        weights: of the layers n: all alike, or n. Only in aligned training.
-        penalty: loss that one layer more has to save. Only of depth_adaptive.
-        smoothing: sums losses of the steps around with exp(-distance^2 / smoothing); 0 does not. Only of
-            depth_adaptive.
-        slack: loss more than that of the last layer that is right still. Only of the classifier of calm.
+        weights: of the layers: all alike, or growing with their number n. Only in aligned training.
+        penalty: how much loss one more layer has to save. For depth_adaptive alone.
+        smoothing: sum losses of neighboring steps, weighed by exp(-distance^2 / smoothing); 0 does not. For
+            depth_adaptive alone.
+        slack: a layer is right if its loss is at most this much above that of the last one. For the classifier of
+            calm alone.
     """
 
     training: Literal["aligned", "mixed"] = "aligned"
@@ -34,7 +35,7 @@ class ExitOptions:
 
 @dataclass(frozen=True)
 class DeepOptions:
-    """The share of what is lost about the step after the next one; 0 predicts one step only."""
+    """Weight of the loss about the action after the next one; 0 leaves it out."""
 
     future: Annotated[float, Ge(0), Le(1e6)] = 0.5
 
@@ -69,8 +70,8 @@ LOSSES = by_name(
     ),
     Spec(
         "X1", "al_rfou", "losses", "Al-Rfou et al. 2018, arXiv 1808.04444, section 2",
-        "The policy's loss behind inner layers, each for a part of training, and the loss of predicting the next "
-        "action.",
+        "The policy's loss on the outputs of inner layers, each for a part of training, and the loss of "
+        "predicting the next action.",
         options=DeepOptions,
         formula="sum_(l < n) [progress < l / 2n] L^l + future sum_l L'^l, L' about the action after the next one",
         example={"losses": {"al_rfou": 1.0}}, traits=Traits(causality="N/A"), offers=(Feature.STREAMS,),
@@ -86,8 +87,8 @@ LOSSES = by_name(
         example={"losses": {"exits": 1.0}, "depth": "depth_adaptive"},
         traits=Traits(
             causality="N/A",
-            causal_form="the classifier of calm learns where a layer loses at most `slack` more than the last one, "
-            "in the paper where both predict the same",
+            causal_form="the classifier of calm learns to accept a layer whose loss is at most `slack` above that"
+                        " of the last one, in the paper one that predicts the same",
         ),
         offers=(Feature.STREAMS,),
     ),

@@ -42,14 +42,14 @@ _SWIGLU = "the transform is 4 widths wide, there 8/3 of one or less"
 _GPT = {"position": "learned", "ff": _GELU_TANH, "attention_bias": True, "final_norm": True, "memory_kind": "cache"}
 
 INITIAL = (
-    "Linear maps of every preset start as PyTorch's do, uniform within 1 / sqrt(inputs), gates of `mlstm` and biases "
-    "of attention at 0, whatever the source draws them from."
+    "Whatever the source does, linear maps start with PyTorch's weights (uniform within 1 / sqrt(inputs)), gates "
+    "of `mlstm` and biases of attention at 0."
 )
 
 PRESETS: dict[str, Preset] = {
     "gpt": Preset(
         _GPT, "Radford et al. 2019, GPT-2",
-        "the position counts from the start of the episode; weights start as PyTorch's layers do, not from N(0, 0.02)",
+        "the position counts from the start of the episode; PyTorch's initial weights, there N(0, 0.02)",
     ),
     "roformer": Preset({"position": "rope", **_BERT}, "Su et al. 2021, arXiv 2104.09864", "causal"),
     "alibi": Preset({"position": "alibi"}, "Press et al. 2022, arXiv 2108.12409", _NO_BIAS),
@@ -309,8 +309,8 @@ PRESETS: dict[str, Preset] = {
     "gpt3_alternating": Preset(
         {"pattern": ["full", {"name": "band", "window": 16}], **_GPT},
         "Brown et al. 2020, arXiv 2005.14165, section 2.1",
-        "every second layer sees the newest 16 steps, there a banded sparse pattern whose sizes are not told; weights "
-        "start as PyTorch's layers do, not from N(0, 0.02)",
+        "every second layer sees the newest 16 steps, there a banded sparse pattern of unpublished sizes; "
+        "PyTorch's initial weights, there N(0, 0.02)",
     ),
     "multi_scale": Preset(
         {"layers": 3, "span": [{"name": "multi_scale", "windows": [1, 3, 3, 4]},
@@ -397,7 +397,7 @@ PRESETS: dict[str, Preset] = {
         {"width": 128, "layers": 3, "heads": 1, "memory": 19, "tokens_per_step": 3, "dropout": 0.1,
          "position": "timestep", "input_norm": True, "final_norm": True},
         "Chen et al. 2021, arXiv 2106.01345, appendix",
-        "windows count whole environment steps; weights start as PyTorch's layers do, there from N(0, 0.02); "
+        "windows count whole environment steps; PyTorch's initial weights, there N(0, 0.02); "
         f"{_NO_BIAS}",
         id="RL2",
     ),

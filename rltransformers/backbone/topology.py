@@ -17,12 +17,13 @@ def build_encoder_decoder(dims: Dims, dropout: float, options: NoOptions) -> Cro
 TOPOLOGIES = by_name(
     Spec(
         "E2", "decoder", "topology", "Radford et al. 2018, GPT",
-        "The stream alone: a token reads the tokens before it.", build_decoder,
+        "A token reads the tokens before it, and nothing else.", build_decoder,
         formula="x = x + Mix(x), x = x + FF(x)",
     ),
     Spec(
         "E0", "encoder_decoder", "topology", "Vaswani et al. 2017, arXiv 1706.03762, section 3.2.3",
-        "Between mixing and transform every layer reads the encoded elements of the token's observation.",
+        "Between mixer and feed-forward part every layer attends to the encoded elements of the token's "
+        "observation.",
         build_encoder_decoder,
         traits=Traits(
             family="EXPL", horizon="the token's own observation",

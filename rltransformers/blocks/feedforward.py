@@ -102,13 +102,13 @@ FEED_FORWARDS = by_name(
     ),
     sep_conv.SPEC,
     Spec(
-        "F-none", "none", "ff", "-", "Layers are mixers alone.", build_none,
+        "F-none", "none", "ff", "-", "Layers have no feed-forward part.", build_none,
         traits=Traits(causality="N/A"), formula="x", offers=(Feature.MIXER_ALONE,),
         refuses=(Refusal(Feature.CHUNKS, "there is no transform"),),
     ),
     Spec(
         "R4", "chunked", "ff", "Kitaev et al. 2020, arXiv 2001.04451, section 3",
-        "The transform takes the tokens in chunks, so that few of its hidden units exist at a time.",
+        "Computes the feed-forward part for a few tokens at a time, which saves memory.",
         settings="ff_chunks: n", example={"ff_chunks": 3}, traits=Traits(causality="N/A"),
         formula="[ff(x_1); ...; ff(x_n)] of n slices of the tokens, computed again in the backward pass",
     ),

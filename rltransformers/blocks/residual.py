@@ -227,16 +227,17 @@ N_A = Traits(causality="N/A")
 RESIDUALS = by_name(
     Spec(
         "R0", "post_ln", "residual", "Vaswani et al. 2017, arXiv 1706.03762",
-        "Normalizes the stream behind every submodule.", build_post_ln, formula="LN(x + f(x))", traits=N_A,
+        "Normalizes the sum after every submodule, as the original transformer does.", build_post_ln,
+        formula="LN(x + f(x))", traits=N_A,
     ),
     Spec(
         "R1", "pre_ln", "residual", "Xiong et al. 2020, arXiv 2002.04745",
-        "Normalizes the input of every submodule; nothing stands in the way of the stream itself.", build_pre_ln,
+        "Normalizes the input of every submodule; the residual stream itself is not normalized.", build_pre_ln,
         formula="x + f(LN(x))", traits=N_A,
     ),
     Spec(
         "R1-relu", "pre_ln_relu", "residual", GTRXL,
-        "As pre_ln with a ReLU behind every submodule: the paper's TrXL-I.", partial(build_pre_ln, relu=True),
+        "As pre_ln, with a ReLU after every submodule: TrXL-I of the GTrXL paper.", partial(build_pre_ln, relu=True),
         formula="x + ReLU(f(LN(x)))", traits=N_A,
     ),
     Spec(
@@ -246,20 +247,23 @@ RESIDUALS = by_name(
         "U_r x)",
     ),
     Spec(
-        "R2-input", "input", "residual", GTRXL, "A gate on the stream.", partial(build_gated, InputGate),
+        "R2-input", "input", "residual", GTRXL, "A gate on the residual stream.", partial(build_gated, InputGate),
         InputOptions, formula="sigmoid(W x) x + y", traits=N_A,
     ),
     Spec(
-        "R2-output", "output", "residual", GTRXL, "A gate on what the submodule adds, read from the stream.",
+        "R2-output", "output", "residual", GTRXL,
+        "A gate on the output of the submodule, computed from the residual stream.",
         partial(build_gated, OutputGate), GateOptions, formula="x + sigmoid(W x - b) y", traits=N_A,
     ),
     Spec(
         "R2-highway", "highway", "residual", GTRXL,
-        "A gate that shares 1 between the stream and what the submodule adds.", partial(build_gated, HighwayGate),
-        GateOptions, formula="sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y", traits=N_A,
+        "One gate weighs the residual stream against the output of the submodule; the weights sum to 1.",
+        partial(build_gated, HighwayGate), GateOptions,
+        formula="sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y", traits=N_A,
     ),
     Spec(
-        "R2-sigtanh", "sigtanh", "residual", GTRXL, "A gate on what the submodule adds, read from the same.",
+        "R2-sigtanh", "sigtanh", "residual", GTRXL, "A gate on the output of the submodule, computed from that "
+                                                    "output.",
         partial(build_gated, SigTanhGate), GateOptions, formula="x + sigmoid(W y - b) tanh(U y)", traits=N_A,
     ),
     Spec(
@@ -280,22 +284,22 @@ RESIDUALS = by_name(
     ),
     Spec(
         "R6", "rms", "residual", "Zhang & Sennrich 2019, arXiv 1910.07467",
-        "RMSNorm in place of LayerNorm everywhere: no mean is taken off, and nothing is added.",
+        "RMSNorm in place of LayerNorm everywhere: no mean is subtracted and no bias is added.",
         settings="norm: rms", example={"norm": "rms"}, traits=N_A,
         formula="RMSNorm(x) = x / sqrt(mean(x^2) + 1e-5) * g",
     ),
     Spec(
         "R5", "checkpoint", "residual",
         "Chen et al. 2016, arXiv 1604.06174; Child et al. 2019, arXiv 1904.10509, section 5.4",
-        "Only the inputs of the layers are kept for the backward pass; the rest is computed again.",
+        "Keeps only the inputs of layers for the backward pass and computes the rest again.",
         settings="checkpoint: true", example={"checkpoint": True}, traits=N_A,
         formula="x^n is kept, and layer_n(x^(n-1)) computed twice",
     ),
     Spec(
         "R5-bfloat16", "mixed_precision", "residual",
         "Micikevicius et al. 2018, arXiv 1710.03740; Child et al. 2019, arXiv 1904.10509, section 6",
-        "Products of matrices (and softmax where one kernel does both) in bfloat16, in training alone.",
+        "Matrix products in bfloat16, and softmax where one kernel does both; in training alone.",
         settings="compute_dtype: bfloat16", example={"compute_dtype": "bfloat16"}, traits=N_A,
-        formula="x W computed from x and W rounded to 8 bits",
+        formula="x W computed from x and W rounded to bfloat16",
     ),
 )  # fmt: skip

@@ -77,7 +77,7 @@ def build(width: int, hidden: int, options: Options) -> SeparableConv:
 SPEC = Spec(
     id="F5", name="sep_conv", axis="ff",
     paper="Dehghani et al. 2019, arXiv 1807.03819, section 2.1; Chollet 2017, arXiv 1610.02357",
-    summary="A transform whose linear maps are separable convolutions over the newest tokens.", build=build,
+    summary="Two linear maps, each after a depthwise convolution over the newest tokens.", build=build,
     options=Options,
     traits=Traits(
         horizon="taps + second_taps - 2", state="(taps - 1) D + (second_taps - 1) ff_width",

@@ -181,8 +181,8 @@ class Options(MemoryOptions):
     Attributes:
         slots: compressed blocks that are kept.
         rate: tokens c of a block.
-        function: how a block becomes one vector; "conv" is learned by the loss compression, and stays as it was drawn
-            where ``losses`` does not name that.
+        function: how a block becomes one vector; "conv" is learned by the loss compression; without it in ``losses``
+            it keeps its random initial weights.
         objective: what a learned compression is trained for.
     """
 
@@ -211,11 +211,11 @@ def build(
 
 SPEC = Spec(
     id="M2", name="compressive", axis="memory_kind", paper="Rae et al. 2019, arXiv 1911.05507",
-    summary="Keeps recent inputs raw and older ones compressed by `rate`.", build=build, options=Options,
+    summary="Keeps recent inputs as they are and older ones compressed, `rate` into one.", build=build, options=Options,
     example={"memory": 5, "memory_kind": {"name": "compressive", "slots": 3, "rate": 2}},
     traits=Traits(
         family="SLOT", horizon="memory + rate (slots + 1)", state="(memory + rate + slots) D", time="T^2",
-        causal_form="blocks are anchored to the episode position; a slot's place is the last token it covers",
+        causal_form="blocks count from the start of the episode; the position of a slot is that of its last token",
     ),
     needs=(Feature.SLOTS,),
     refuses=(

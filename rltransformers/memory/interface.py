@@ -311,13 +311,14 @@ def build_rows(
 build_cache = partial(build_rows, stores_inputs=False)
 CACHE = Spec(
     "M0", "cache", "memory_kind", "-",
-    "Keeps keys and values as computed; training through it reaches no older weights.", build_cache, MemoryOptions,
+    "Keeps keys and values as they were computed; an update does not compute them again.", build_cache, MemoryOptions,
     traits=Traits(horizon="memory", state="memory kv_heads (Dh + Dv)"), needs=(Feature.ROWS,),
     formula="k, v of the last `memory` steps, as they were computed",
 )  # fmt: skip
 TRANSFORMER_XL = Spec(
     "M1", "transformer_xl", "memory_kind", "Dai et al. 2019, arXiv 1901.02860, section 3.2",
-    "Keeps layer inputs; keys are recomputed with today's weights, the gradient stops at them.",
+    "Keeps the inputs of layers; an update computes keys and values again with its weights, without a gradient to"
+    " the inputs.",
     build_rows, MemoryOptions,
     traits=Traits(
         horizon="memory", state="memory D",

@@ -120,12 +120,14 @@ class Options(MemoryOptions):
 
 SPEC = Spec(
     id="M3", name="memorizing", axis="memory_kind", paper="Wu et al. 2022, arXiv 2203.08913, section 3",
-    summary="One layer also reads the `neighbors` nearest of the keys behind its window, mixed in by a gate per head.",
+    summary="One layer also retrieves the `neighbors` nearest keys from a store of older steps, weighed by a gate"
+            " per head.",
     build=build_cache, options=Options, example={"memory_kind": {"name": "memorizing", "store": 3, "neighbors": 2}},
     traits=Traits(
         horizon="memory + store", state="(memory + store in one layer) kv_heads (Dh + Dv)",
-        causal_form="a token enters the store when it leaves the window, there when its segment ends; where nothing "
-        "is stored yet the window stands alone; scales of products are learned as logarithms and start at sqrt(Dh)",
+        causal_form="a token enters the store when it leaves the window, there when its segment ends; while the "
+                    "store is empty the window is read alone; scales of products are learned as logarithms and "
+                    "start at sqrt(Dh)",
     ),
     offers=(Feature.STORE,), needs=(Feature.RETRIEVAL, Feature.PRODUCTS),
     refuses=(
@@ -133,6 +135,6 @@ SPEC = Spec(
         Refusal(Feature.PLACES, "keys of the store have length 1 and are compared by contents"),
         Refusal(Feature.REACH, "the store begins behind the memory, and nobody would read what lies in between"),
     ),
-    formula="o = g softmax_{s in the kk nearest of the store}(c q.k_s) v_s + (1 - g) o_window with |q| = |k| = 1 and "
-    "g = sigmoid(b) and c of the head",
+    formula="o = g softmax_{s in the nearest neighbors of the store}(c q.k_s) v_s + (1 - g) o_window with "
+    "|q| = |k| = 1 and g = sigmoid(b) and c of the head",
 )  # fmt: skip

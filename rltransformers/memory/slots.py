@@ -31,7 +31,7 @@ class Options(MemoryOptions):
     """Options of memory slots.
 
     Attributes:
-        slots: K.
+        slots: their number K.
         block: tokens after which one slot is rewritten.
         blend: share of the new vector in a slot that is rewritten; a slot that is empty takes all of it.
         heads: of the attention by which a slot reads a block; where they do not divide the width, the next smaller
@@ -166,12 +166,13 @@ SPEC = Spec(
     build=SlotMemory, options=Options, example={"memory_kind": {"name": "slots", "slots": 2, "block": 3}},
     traits=Traits(
         family="SLOT", horizon="episode", state="(memory + K + block) D", time="T^2",
-        causal_form="slots are read beside the window in one softmax with the layer's own keys and values, as in the "
-        "recurrent memory transformer, at the place of the last token that wrote them; in ELMUR by a second attention. "
-        "Blocks count from the start of the episode, and tokens see past their border as far as the memory reaches; "
-        "slots read inputs of the layer, there its outputs, and have no feed-forward part; empty slots are not read "
-        "and ask with a learned vector, there a random one, and take all of what they get, as in the paper, where the "
-        "authors' code blends it with the random vector; the gradient passes from block to block of a call",
+        causal_form="slots are read in one softmax with the window, as in the recurrent memory transformer, in "
+                    "ELMUR by a second attention; blocks count from the start of the episode, and tokens see "
+                    "across their borders as far as the memory reaches; slots read inputs of the layer, there its"
+                    " outputs, and have no feed-forward part; empty slots are not read, and query with a learned "
+                    "vector, there a random one; a first write replaces the slot, as in the paper, in the "
+                    "authors' code it is blended with the random vector; the gradient passes from block to block "
+                    "of a call",
     ),
     needs=(Feature.SLOTS,),
     refuses=(

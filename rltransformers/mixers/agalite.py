@@ -27,7 +27,7 @@ class Options(GatedOptions):
     """Options of both, and the number of oscillators.
 
     Attributes:
-        oscillators: R, with frequencies from -pi to pi; more of them mix up fewer tokens.
+        oscillators: their number R, with frequencies from -pi to pi; more of them tell more tokens apart.
     """
 
     oscillators: Annotated[int, Ge(1), Le(1000)] = 8
@@ -65,11 +65,12 @@ class AGaLiTe(GatedProducts):
 
 SPEC = Spec(
     id="N10", name="agalite", axis="mixer", paper=PAPER,
-    summary="gated linear attention whose values and features forget apart, kept by oscillators of a few frequencies",
+    summary="approximates galite by oscillators of a few frequencies, so that the state stays small",
     build=AGaLiTe, options=Options,
     traits=Traits(
         family="KERN", horizon="episode", state="G (R (E Dh + Dv) + E Dh)",
-        causal_form="oscillators tick from the start of the episode, in the authors' code from that of the stream",
+        causal_form="the time of oscillators counts from the start of the episode, in the authors' code from that"
+                    " of the stream",
         single=1e-4, rounding="a query whose rectified features are all near 0 divides one small sum by another",
     ),
     offers=(Feature.KEYS,),

@@ -56,7 +56,7 @@ class AverageAttention(StateMixer):
 
 SPEC = Spec(
     id="B7", name="average", axis="mixer", paper="Zhang, Xiong & Su 2018, arXiv 1805.00631",
-    summary="gated mean over the episode so far: no queries, no keys, one sum as memory",
+    summary="a gated mean over the episode so far: no queries, no keys, one sum as memory",
     build=AverageAttention, options=Options,
     traits=Traits(family="VAL", horizon="episode", state="D"),
     formula="g = FFN(mean_(s <= t) y_s), [i, f] = sigmoid(W [y_t; g]), o_t = i y_t + f g",

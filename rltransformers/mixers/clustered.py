@@ -142,12 +142,13 @@ def _rows_at(rows: Float[Tensor, "B H R E"], index: Int[Tensor, "B H X w"]) -> F
 
 SPEC = Spec(
     id="S12", name="clustered", axis="mixer", paper="Vyas et al. 2020, arXiv 2007.04825",
-    summary="queries share the attention of their nearest codeword, and attend themselves to the keys that weigh most",
+    summary="queries share the attention of their nearest codeword; each scores only the top keys of it by itself",
     build=Clustered, options=Options, example={"mixer": {"name": "clustered", "clusters": 4, "top": 3}},
     traits=Traits(
         causality="X", family="KERN", horizon="episode", state="H C (Dv + 1 + w (Dh + Dv))",
-        causal_form="a codebook that is learned by online k-means takes the place of clusters of the queries of one "
-        "sequence; running softmax with logits of codewords held in [-40, 40]; codewords give queries no gradient",
+        causal_form="a codebook learned by online k-means replaces the clustering of the queries of every "
+                    "sequence; the softmax is a running one with logits clipped to [-40, 40]; codewords pass no "
+                    "gradient to queries",
     ),
     offers=(Feature.KEYS,),
     formula="a_ts = softmax_s(mu_c(q_t) k_s / sqrt(Dh)), on the w largest of them m_t softmax(q_t k_s / sqrt(Dh)) with "

@@ -61,7 +61,8 @@ class CompressedSelfAttention(LandmarkAttention):
 SPEC = Spec(
     id="S15", name="csalr", axis="mixer",
     paper="Chen et al. 2020, IJCAI, Compressed self-attention with low-rank approximation",
-    summary="Own block exactly, completed blocks through landmark means and a regularized inverse.",
+    summary="Attends exactly inside the current block, and to completed blocks through landmark means and a "
+            "regularized inverse.",
     build=CompressedSelfAttention, options=Options,
     example={"mixer": {"name": "csalr", "block": 3, "landmarks": 4}, "memory": 14},
     traits=TRAITS, offers=(Feature.ROWS, Feature.KEYS),

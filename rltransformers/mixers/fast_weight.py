@@ -96,7 +96,7 @@ class FastWeights(HeadsMixer):
 SPEC = Spec(
     id="S6", name="fast_weight", axis="mixer",
     paper="Schlag et al. 2021, arXiv 2102.11174, sections 4.2 and 5.3; Schmidhuber 1992",
-    summary="every token corrects the value that a matrix of fast weights holds under its key",
+    summary="delta rule: every token corrects the value that a matrix stores under its key",
     build=FastWeights, options=Options,
     traits=Traits(family="KERN", horizon="episode", state="H m Dv"),
     offers=(Feature.KEYS,),

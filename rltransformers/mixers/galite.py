@@ -35,12 +35,13 @@ class GaLiTe(GatedProducts):
 
 SPEC = Spec(
     id="N10-exact", name="galite", axis="mixer", paper=PAPER,
-    summary="gated linear attention whose sum of products forgets number by number: a rate per feature and per channel",
+    summary="gated linear attention with a forget rate for every feature and channel of its matrix",
     build=GaLiTe, options=GatedOptions,
     traits=Traits(
         family="KERN", horizon="episode", state="G E Dh (Dv + 1)",
-        causal_form="what is left is (1 - b)(1 - g), as in the paper, in the authors' code 1 - b g; the denominator "
-        "gets 1e-5, there 1e-10; the second factor of phi(q) is a map of the token, there of the query",
+        causal_form="the matrix decays by (1 - b)(1 - g), as in the paper, in the authors' code by 1 - b g; 1e-5 "
+                    "is added to the denominator, there 1e-10; the second factor of phi(q) is a projection of the"
+                    " token, there of the query",
         single=1e-4, rounding="a query whose rectified features are all near 0 divides one small sum by another",
     ),
     offers=(Feature.KEYS,),

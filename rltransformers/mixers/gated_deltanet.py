@@ -56,12 +56,12 @@ SPEC = Spec(
     id="N4", name="gated_deltanet", axis="mixer",
     paper="Yang, Kautz and Hatamizadeh 2025, arXiv 2412.06464; Grazzi et al. 2024, arXiv 2411.12537; "
     "Siems et al. 2025, arXiv 2502.10297",
-    summary="a matrix of fast weights forgets a share with every token, then corrects the value under its key",
+    summary="gated delta rule: every token decays a matrix, then corrects the value that it stores under its key",
     build=GatedDeltaNet, options=Options,
     traits=Traits(
         family="KERN", horizon="episode", state="H Dk Dv + (conv - 1) (H Dk + R G (Dk + Dv))",
-        causal_form="heads are as wide as those of attention, in the authors' code values twice as wide; heads that "
-        "share keys forget and correct by themselves",
+        causal_form="heads are as wide as those of attention, in the authors' code values twice as wide; heads "
+                    "that share keys have decays and corrections of their own",
     ),
     offers=(Feature.KEYS,),
     formula="S' = a_t S_(t-1), S_t = S' + beta_t k_t (v_t - S'^T k_t)^T, o_t = S_t^T q_t / sqrt(Dk), "

@@ -29,7 +29,7 @@ class GatedOptions:
     """Options of both.
 
     Attributes:
-        eta: E; features of a head are products of its K rectified numbers with E others.
+        eta: factor E: features of a head are products of its Dh rectified numbers with E others.
         relu: rectify what the layer gives, as the source does in front of a gate.
     """
 

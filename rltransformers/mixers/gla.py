@@ -71,7 +71,7 @@ class GatedLinearAttention(StateMixer):
 
 SPEC = Spec(
     id="N2", name="gla", axis="mixer", paper="Yang et al. 2024, arXiv 2312.06635, section 4",
-    summary="sums of key-value products of which every channel of the key forgets at a rate that the token sets",
+    summary="gated linear attention: every channel of the key decays at a rate that the token sets",
     build=GatedLinearAttention, options=Options,
     traits=Traits(
         family="KERN", horizon="episode", state="H Dh Dv",

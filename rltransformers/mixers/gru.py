@@ -43,8 +43,8 @@ SPEC = Spec(
     build=GRU, options=CellOptions,
     traits=Traits(
         family="KERN", horizon="episode", state="U",
-        causal_form="torch's cell: the reset gate acts behind the product with the state, not in front of it; a layer "
-        "with a projection behind it, not a network",
+        causal_form="torch's cell, where the reset gate acts after the product with the state; a projection "
+                    "follows",
     ),
     formula="h_t = (1 - z) n + z h_(t-1), n = tanh(W_n x + b + r (U_n h_(t-1) + c)), "
     "[r, z] = sigmoid(W x + U h_(t-1)), o_t = W_o h_t",

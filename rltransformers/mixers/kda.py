@@ -55,12 +55,12 @@ class KimiDeltaAttention(DeltaRule):
 
 SPEC = Spec(
     id="N11", name="kda", axis="mixer", paper="Kimi Team 2025, arXiv 2510.26692",
-    summary="fast weights of which every channel forgets at its own rate before the value under a key is corrected",
+    summary="Kimi Delta Attention: the gated delta rule with a decay for every channel of the key",
     build=KimiDeltaAttention, options=Options,
     traits=Traits(
         family="KERN", horizon="episode", state="H Dk Dv + (conv - 1) (H Dk + G Dk + G Dv)",
-        causal_form="the gate of the output has one matrix, in the authors' code two of low rank and a bias; heads "
-        "that share keys forget and correct by themselves",
+        causal_form="the gate of the output has one matrix, in the authors' code two of low rank and a bias; "
+                    "heads that share keys have decays and corrections of their own",
     ),
     offers=(Feature.KEYS,),
     formula="S' = diag(a_t) S_(t-1), S_t = S' + beta_t k_t (v_t - S'^T k_t)^T, o_t = S_t^T q_t / sqrt(Dk), "

@@ -29,8 +29,8 @@ class Options:
 
     Attributes:
         states: complex numbers that a layer carries; None takes D.
-        r_min, r_max: the ring of the complex plane from which lambda is drawn at the start; a number is carried for
-            about 1 / (1 - |lambda|) tokens.
+        r_min, r_max: lambda starts in the ring of the complex plane between these radii; radius r carries a number
+            for about 1 / (1 - r) tokens.
         max_phase: lambda turns by 0 to so many radians per token at the start.
     """
 
@@ -87,7 +87,7 @@ SPEC = Spec(
     build=LinearRecurrentUnit, options=Options,
     traits=Traits(
         family="VAL", horizon="episode", state="2 states",
-        causal_form="what stands behind it there, GELU and a gated linear unit, is the feed-forward part of the block",
+        causal_form="no GELU and gated linear unit after it: that is the feed-forward part of the backbone's layer",
     ),
     formula="h_t = lambda * h_(t-1) + gamma * (B x_t), o_t = Re(C h_t) + d * x_t, "
     "lambda = exp(-exp(nu) + i exp(theta))",

@@ -42,7 +42,7 @@ SPEC = Spec(
     build=LSTM, options=CellOptions,
     traits=Traits(
         family="KERN", horizon="episode", state="2 U",
-        causal_form="torch's cell; a layer with a projection behind it, not a network",
+        causal_form="torch's cell; a projection follows",
     ),
     formula="c_t = f c_(t-1) + i tanh(W_g x + U_g h_(t-1)), h_t = o tanh(c_t), [i, f, o] = sigmoid(W x + U h_(t-1)), "
     "o_t = W_o h_t",

@@ -95,7 +95,8 @@ class Mamba2(StateMixer):
 
 SPEC = Spec(
     id="N3", name="mamba2", axis="mixer", paper="Dao & Gu 2024, arXiv 2405.21060",
-    summary="a state space in place of a memory: heads decay at rates that the token sets, behind a short convolution",
+    summary="Mamba 2: a state space model whose heads decay at rates that the token sets, after a short "
+            "convolution",
     build=Mamba2, options=Options,
     traits=Traits(
         family="KERN", horizon="episode", state="expand N D + (conv - 1) (expand D + 2 N)",

@@ -102,7 +102,7 @@ class MinLSTM(MinGRU):
 
 MIN_GRU = Spec(
     id="N6a", name="min_gru", axis="mixer", paper="Feng et al. 2024, arXiv 2410.01201, section 3.1",
-    summary="a GRU whose gate and candidate read the token alone, so that a segment is one scan",
+    summary="a GRU whose gate and candidate read the token alone, so that a segment is computed in parallel",
     build=MinGRU, options=Options,
     traits=Traits(family="VAL", horizon="episode", state="expansion D", causal_form=DIFFERENCES),
     formula="h_t = (1 - z_t) h_(t-1) + z_t g(W_h x_t), z_t = sigmoid(W_z x_t), g(u) = u + 1/2 if u >= 0 else "

@@ -112,8 +112,8 @@ SPEC = Spec(
     build=MatrixLSTM, options=Options,
     traits=Traits(
         family="KERN", horizon="episode", state="H (K^2 + K + 1) + (conv - 1) X",
-        causal_form="without the feed-forward part or the norm around it, which are the layer's; maps start as those "
-        "of torch, there smaller; nothing is added to the denominator, in the authors' code 1e-6",
+        causal_form="norm and feed-forward part are those of the backbone's layer; PyTorch's initial weights, "
+                    "there smaller ones; nothing is added to the denominator, in the authors' code 1e-6",
     ),
     formula="[x, z] = W_up h, c = silu(conv(x)); q, k from c, v from x; C_t = f_t C_(t-1) + i_t k_t v_t^T / sqrt(K), "
     "n_t = f_t n_(t-1) + i_t k_t / sqrt(K), f_t = sigmoid(w_f [q, k, v] + b_f), i_t = exp(w_i [q, k, v] + b_i); "

@@ -70,7 +70,8 @@ class Nystrom(LandmarkAttention):
 
 SPEC = Spec(
     id="S16", name="nystrom", axis="mixer", paper="Xiong et al. 2021, arXiv 2102.03902",
-    summary="own block exactly, completed blocks through landmark means and a pseudo-inverse",
+    summary="attends exactly inside the current block, and to completed blocks through landmark means and a "
+            "pseudo-inverse",
     build=Nystrom, options=Options, example={"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}, "memory": 14},
     traits=TRAITS, offers=(Feature.ROWS, Feature.KEYS),
     formula="far = F A^+ G V over completed blocks, near = softmax inside the own block, merged by their masses",

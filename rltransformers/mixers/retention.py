@@ -100,7 +100,8 @@ class Retention(StateMixer):
 
 SPEC = Spec(
     id="N1", name="retention", axis="mixer", paper="Sun et al. 2023, arXiv 2307.08621",
-    summary="linear attention without a denominator that forgets, a rate per head; queries and keys turn by position",
+    summary="RetNet: linear attention without a denominator, with a decay per head; positions rotate queries and "
+            "keys",
     build=Retention, options=Options,
     traits=Traits(
         family="KERN", horizon="episode", state="H Dh Dv",

@@ -101,15 +101,16 @@ class RandomFeatureAttention(KernelAttention):
 
 SPEC = Spec(
     id="S4", name="rfa", axis="mixer", paper="Peng et al. 2021, arXiv 2103.02143, sections 3.1 and 3.2",
-    summary="sines and cosines of random projections estimate a Gaussian kernel of unit vectors; a gate may forget",
+    summary="linear attention with random Fourier features, which estimate a Gaussian kernel; optionally with a "
+            "forget gate",
     build=RandomFeatureAttention, options=Options,
     traits=Traits(
         family="KERN", horizon="episode", state="2 H r (Dv + 1)",
         causal_form="directions are drawn once, in the authors' code from a pool while training; queries and keys are "
-        "divided by their length, there by length + 1e-3; the denominator is at least `floor` (t + 1), there 1 for "
-        "features that are smaller",
+        "divided by their length, there by length + 1e-3; the denominator is at least `floor` (t + 1), or `floor` "
+        "with a gate, there 1 for features that are smaller",
     ),
     offers=(Feature.KEYS,),
-    formula="o_t = phi(q_t) S_t / max(phi(q_t) z_t, floor (t + 1)), S_t = g S_(t-1) + (1 - g) phi(k_t) v_t^T, "
-    "phi(x) = [sin W x/|x|, cos W x/|x|] / sqrt(r)",
+    formula="o_t = phi(q_t) S_t / max(phi(q_t) z_t, floor (t + 1)), S_t = S_(t-1) + phi(k_t) v_t^T or, with a "
+    "gate, g S_(t-1) + (1 - g) phi(k_t) v_t^T, phi(x) = [sin W x/|x|, cos W x/|x|] / sqrt(r)",
 )  # fmt: skip

@@ -83,7 +83,8 @@ class RealGatedLRU(StateMixer):
 
 SPEC = Spec(
     id="N7b", name="rg_lru", axis="mixer", paper="De et al. 2024, arXiv 2402.19427, sections 2.3 and 2.4",
-    summary="numbers whose decay every token sets, behind a short convolution and beside a GELU branch (Griffin)",
+    summary="the recurrent layer of Griffin: a diagonal recurrence whose decay every token sets, after a short "
+            "convolution",
     build=RealGatedLRU, options=Options,
     traits=Traits(
         family="VAL", horizon="episode", state="conv expansion D",

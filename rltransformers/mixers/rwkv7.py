@@ -110,13 +110,14 @@ class RWKV7(StateMixer):
 
 SPEC = Spec(
     id="N11b", name="rwkv7", axis="mixer", paper="Peng et al. 2025, arXiv 2503.14456, section 4",
-    summary="channels of a matrix forget at rates of their own, and a token removes a share of what it finds",
+    summary="RWKV-7: every channel of a matrix decays at its own rate, and a token removes part of what its key "
+            "reads",
     build=RWKV7, options=Options,
     traits=Traits(
         family="KERN", horizon="episode", state="H K^2 + D",
-        causal_form="no residual from the values of the first layer, and no channel mixing, which is the layer's "
-        "feed-forward part; maps start as those of torch, shares and decays in every layer as in the first one of the "
-        "authors",
+        causal_form="no residual from the values of the first layer; the feed-forward part of the backbone's "
+                    "layer in place of channel mixing; PyTorch's initial weights, and in every layer the initial "
+                    "decays and shares of the authors' first layer",
     ),
     formula="S_t = S_(t-1) (diag(w_t) - k^_t (a_t k^_t)^T) + v_t k~_t^T, o_t = S_t r_t; w_t = exp(-exp(-1/2) "
     "sigmoid(b + W_2 tanh(W_1 x))), a_t = sigmoid(b + A_2 A_1 x), k^_t = k_t xi / |k_t xi|, k~_t = k_t (1 + (a_t - 1) "

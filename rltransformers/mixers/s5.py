@@ -109,7 +109,7 @@ class S5(StateMixer):
 
 SPEC = Spec(
     id="N7c", name="s5", axis="mixer", paper="Smith et al. 2023, arXiv 2208.04933",
-    summary="a diagonal state space in continuous time that starts as HiPPO, seen at steps of learned length",
+    summary="a diagonal state space model in continuous time, initialized by HiPPO, with learned step lengths",
     build=S5, options=Options,
     traits=Traits(
         family="VAL", horizon="episode", state="2 states",

@@ -57,13 +57,14 @@ class InducedAttention(HeadsMixer):
 
 SPEC = Spec(
     id="S9", name="set_transformer", axis="mixer", paper="Lee et al. 2019, arXiv 1810.00825",
-    summary="learned points attend to the episode so far, tokens attend to what the points have gathered",
+    summary="learned points summarize the episode so far, and tokens attend to these summaries",
     build=InducedAttention, options=Options,
     traits=Traits(
         causality="X", family="KERN", horizon="episode", state="H m (Dv + 1)",
-        causal_form="points gather what is past of each token, as a running softmax with logits held in [-40, 40]; no "
-        "norms or feed-forward layers between the two attentions, to which queries are not added; products are divided "
-        "by sqrt(Dh), there by the root of the width of all heads; a summary is a value as it is, there projected",
+        causal_form="causal: points summarize the tokens up to the query, by a running softmax with logits "
+                    "clipped to [-40, 40]; no norms, residuals or feed-forward layers between the two attentions;"
+                    " products are divided by sqrt(Dh), there by sqrt(D); summaries are values without a "
+                    "projection",
     ),
     offers=(Feature.KEYS,),
     formula="G_tj = sum_(s <= t) softmax_s(i_j k_s / sqrt(Dh)) v_s, o_t = sum_j softmax_j(q_t W G_tj / sqrt(Dh)) G_tj",

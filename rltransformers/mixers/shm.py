@@ -96,7 +96,8 @@ class StableHadamardMemory(HeadsMixer):
 
 SPEC = Spec(
     id="N9", name="shm", axis="mixer", paper="Le et al. 2025, arXiv 2410.10132",
-    summary="a matrix whose every number each token strengthens or weakens by its own factor: stable Hadamard memory",
+    summary="stable Hadamard memory: a token multiplies every number of a matrix by a factor, then adds its key "
+            "times its value",
     build=StableHadamardMemory, options=Options,
     traits=Traits(
         family="KERN", horizon="episode", state="G Dh Dv",

@@ -72,8 +72,8 @@ SPEC = Spec(
     build=ScalarLSTM, options=CellOptions,
     traits=Traits(
         family="KERN", horizon="episode", state="4 U",
-        causal_form="no convolution in front of input and forget gates, no projections up and down behind the cell; "
-        "forget gates have biases from 3 to 6 at first, as those of the matrix memory",
+        causal_form="no convolution before input and forget gates, no up and down projections after the cell; "
+                    "biases of forget gates start between 3 and 6, as in mlstm",
     ),
     formula="c_t = f c_(t-1) + i tanh(z), n_t = f n_(t-1) + i, h_t = sigmoid(o) c_t / n_t, i = exp(i~), "
     "f = sigmoid(f~), [i~, f~, z, o] = W x_t + R h_(t-1) + b, R per head, o_t = W_o norm(h_t)",

@@ -32,9 +32,10 @@ class AttentionOnly(Position):
 
 SPEC = Spec(
     id="P4", name="attn_only", axis="position", paper="Carion et al. 2020, arXiv 2005.12872, figure 10",
-    summary="Adds an encoding of the episode position to what queries and keys are made of, at every layer.",
+    summary="Adds an encoding of the episode position to the inputs of the query and key projections of every "
+            "layer, not to values.",
     build=AttentionOnly, options=Options,
-    traits=Traits(causal_form="keys of compressed slots and of tree nodes stand where their last token stands"),
+    traits=Traits(causal_form="the position of compressed slots and of tree nodes is that of their last token"),
     acts_at="inside attention", offers=(Feature.PLACES,), needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = (x_t + PI(p_t)) W_q ((x_s + PI(p_s)) W_k) / sqrt(Dh), v_s = x_s W_v",
 )  # fmt: skip

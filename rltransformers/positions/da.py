@@ -34,7 +34,7 @@ class DistanceAware(Position):
 
 SPEC = Spec(
     id="P14", name="da", axis="position", paper="Wu et al. 2021, arXiv 2010.06925, equations 3 to 6",
-    summary="Multiplies scores of contents above 0 by a learned sigmoid of the distance per head.",
+    summary="Multiplies positive content scores by a learned sigmoid of the distance, one per head.",
     build=DistanceAware,
     traits=Traits(causality="C*"),
     acts_at="inside attention", offers=(Feature.TIES,), needs=(Feature.SCORES, Feature.PRODUCTS),

@@ -51,7 +51,7 @@ class Disentangled(Position):
 
 SPEC = Spec(
     id="P11", name="deberta", axis="position", paper="He et al. 2021, arXiv 2006.03654, equations 2 to 4",
-    summary="Scores queries against vectors of distances, and keys against other ones.",
+    summary="Adds two scores: of the query with a vector of the distance, and of the key with another one.",
     build=Disentangled, options=Options, example={"position": {"name": "deberta", "max_distance": 4}},
     traits=Traits(causality="C*"),
     acts_at="inside attention", needs=(Feature.SCORES, Feature.PRODUCTS),

@@ -41,7 +41,7 @@ class GlobalLabels(Position):
 
 SPEC = Spec(
     id="P15", name="global_labels", axis="position", paper="Ainslie et al. 2020, arXiv 2004.08483, section 3.2",
-    summary="As shaw, with a vector for keys that stand outside the window: first tokens, globals of blocks, slots.",
+    summary="As shaw, with one more vector for keys outside the window: first tokens, block summaries, slots.",
     build=GlobalLabels, options=Options,
     example={
         "position": {"name": "global_labels", "max_distance": 2},

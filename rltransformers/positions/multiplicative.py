@@ -31,7 +31,7 @@ class Multiplicative(Position):
 
 SPEC = Spec(
     id="P9", name="multiplicative", axis="position", paper="Huang et al. 2020, arXiv 2009.13658, section 3.2",
-    summary="Multiplies scores of contents by a learned number per head and clipped distance.",
+    summary="Multiplies content scores by a learned number per head and clipped distance.",
     build=Multiplicative, options=Options, example={"position": {"name": "multiplicative", "max_distance": 3}},
     acts_at="inside attention", needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = q_t k_s / sqrt(Dh) m[h, min(d, K)]",

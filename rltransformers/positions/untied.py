@@ -41,12 +41,13 @@ class Untied(Position):
 
 SPEC = Spec(
     id="P5", name="untied", axis="position", paper="Ke et al. 2021, arXiv 2006.15595, equation 7",
-    summary="Scores positions by projections of their own, beside the contents; every layer has the same ones.",
+    summary="Adds a score of the two positions, from projections of their own that all layers share.",
     build=Untied, options=Options,
     traits=Traits(
         state="memory kv_heads Dh more (acting)",
-        causal_form="keys of compressed slots and of tree nodes stand where their last token stands; no scores "
-        "of their own for a first token [CLS]; the authors' code normalizes PI and has biases in its projections",
+        causal_form="the position of compressed slots and of tree nodes is that of their last token; no scores of"
+                    " their own for a first token [CLS]; the authors' code normalizes PI and has biases in its "
+                    "projections",
     ),
     acts_at="inside attention", offers=(Feature.PLACES,), needs=(Feature.SCORES, Feature.PRODUCTS, Feature.CHANNELS),
     refuses=(Refusal(Feature.TIED_KEYS, "queries and keys have projections of their own for positions"),),

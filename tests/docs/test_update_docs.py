@@ -38,7 +38,10 @@ def test_the_page_of_a_slot_tells_everything_about_every_entry() -> None:
             _, section = texts[axis].split(f"\n## {spec.name}\n")
             section = section.split("\n## ")[0]
             assert f"`{spec.formula.replace('`', '')}`" in section  # a formula is one piece of code
-            assert all(f"`{option}`" in section for option in spec.options_text())
+            shared = {name for name, *_ in pages.common(specs)}
+            assert all(
+                f"| `{name}` |" in (texts[axis] if f"`{name}`" in shared else section) for name in spec.defaults()
+            )
             assert spec.traits.causal_form in section
     for name, preset in PRESETS.items():
         assert f"| [`{name}`](#{name}) | {preset.paper} |" in texts["preset"]
@@ -46,6 +49,11 @@ def test_the_page_of_a_slot_tells_everything_about_every_entry() -> None:
         section = section.split("\n## ")[0]
         assert preset.deviation in section
         assert all(f"`{key}: " in section for key in preset.overrides)
+
+
+def test_learning_is_told_of_variants_that_change_nothing_else() -> None:
+    assert list(pages.learning("mixer", "gmlp", {"mixer", "position", "ff"}))  # a variant that also sets ff: none
+    assert not list(pages.learning("ff", "none", {"ff"}))
 
 
 def test_the_table_of_pairs_says_what_configs_get_told() -> None:

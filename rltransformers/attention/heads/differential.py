@@ -66,7 +66,8 @@ class Differential(Combine):
 
 SPEC = Spec(
     id="N25", name="differential", axis="head_mixing", paper="Ye et al. 2024, arXiv 2410.05258, section 2.1",
-    summary="Of what one head of a pair reads, what the other reads in the same values is taken off.",
+    summary="Heads work in pairs: the second one's attention, times a learned factor, is subtracted from the "
+            "first one's.",
     build=Differential, options=Options,
     traits=Traits(
         family="EXPL",

@@ -43,7 +43,7 @@ class GatedHeads(Combine):
 SPEC = Spec(
     id="H7", name="gated", axis="head_mixing",
     paper="Qiu et al. 2025, arXiv 2505.06708, section 2.2, G1",
-    summary="A gate that reads the token lets a share of what every head found through.",
+    summary="Multiplies the outputs of heads by a sigmoid gate that reads the token.",
     build=GatedHeads, options=Options,
     traits=Traits(family="EXPL"),
     needs=(Feature.OUTPUTS,),

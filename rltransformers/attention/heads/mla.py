@@ -94,14 +94,15 @@ class Latent(Score):
 
 SPEC = Spec(
     id="N26", name="mla", axis="head_mixing", paper="DeepSeek-AI 2024, arXiv 2405.04434, section 2.1",
-    summary="Tokens keep a short latent, of which heads make keys and values at reading, and one key that turns.",
+    summary="Multi-head latent attention: keeps a short latent per token, from which keys and values are "
+            "computed, and one rotated key.",
     build=Latent, options=Options,
     traits=Traits(
         family="EXPL",
         state="memory D (training), memory (latent + turned) more (acting); with memory_kind cache these alone",
-        causal_form="queries are projected at once, without a latent of their own (as in DeepSeek-V2-Lite); keys turn "
-        "at reading, by how far they lie back; 1e-5 is added to means of squares, there 1e-6; beside positions that "
-        "score keys, label them or add to values, and where keys are chosen, short calls make keys and values, too",
+        causal_form="queries have no latent (as in DeepSeek-V2-Lite); keys are rotated when they are read, by "
+                    "their distance; norms add 1e-5, there 1e-6; with other positions than rotations, and with a "
+                    "selection, short calls compute keys and values too",
     ),
     offers=(Feature.LATENT,), needs=(Feature.COMMON_KEYS,),
     refuses=(

@@ -31,8 +31,8 @@ SPEC = Spec(
     build=TalkingHeads,
     traits=Traits(
         family="EXPL",
-        causal_form="scores of positions are mixed, too; the authors' code adds them behind the mixing and allows for "
-        "other numbers of heads in between",
+        causal_form="position scores are mixed too; the authors' code adds them after the mixing and allows "
+                    "another number of heads in between",
     ),
     needs=(Feature.LOGITS,),
     refuses=(

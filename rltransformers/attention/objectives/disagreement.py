@@ -66,8 +66,7 @@ class Disagreement(Objective):
 
 SPEC = Spec(
     id="X4", name="disagreement", axis="losses", paper="Li et al. 2018, arXiv 1810.10183, section 3",
-    summary="How alike heads are in their values, their outputs or the places they look at, mean over tokens, summed "
-    "over layers.",
+    summary="How alike heads are in values, outputs or attention weights; mean over tokens, summed over layers.",
     build=Disagreement, options=Options, example={"losses": {"disagreement": {"weight": 1e-2, "on": "position"}}},
     traits=Traits(causality="N/A"),
     needs=(Feature.LOGITS,),

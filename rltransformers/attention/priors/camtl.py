@@ -72,7 +72,7 @@ class ConditionalBlocks(Part):
 SPEC = Spec(
     id="B6", name="camtl", axis="prior",
     paper="Pilault et al. 2021, arXiv 2009.09139, section 2.1; Perez et al. 2018, arXiv 1709.07871",
-    summary="Adds learned scores between tokens of one block, scaled and shifted by what the task of the episode is.",
+    summary="Adds learned scores between tokens of one block, scaled and shifted by an embedding of the task.",
     build=ConditionalBlocks, options=Options,
     example={"prior": {"name": "camtl", "tasks": 3, "task": 0, "size": 4, "blocks": 2, "block": 3}},
     traits=Traits(

@@ -92,14 +92,14 @@ class Forget(Part):
 
 SPEC = Spec(
     id="N20", name="forget", axis="prior", paper="Lin et al. 2025, arXiv 2503.02130, section 3",
-    summary="Every token decides how much all rows before it lose, head by head: attention with a forget gate.",
+    summary="Forget gate: every token lowers the scores of all earlier tokens, by a learned amount per head.",
     build=Forget, options=Options,
     traits=Traits(
         family="EXPL",
         state="H window",
-        causal_form="biases start at 5, in the authors' code at 0; what lies behind the window, first tokens and "
-        "compressed rows, has lost what its oldest row has, a mixture of rows what the row at its place has; keys of a "
-        "store, and rows that stand for no token, lose nothing",
+        causal_form="biases start at 5, in the authors' code at 0; rows outside the window (first tokens, "
+                    "compressed rows) are lowered as the oldest row of the window, mixtures of rows as the row at"
+                    " their position, and keys of a store not at all",
     ),
     needs=(Feature.LOGITS,),
     formula="l_ts + sum_(s < j <= t) log f_j, f_j = sigmoid(w h_j + b)",

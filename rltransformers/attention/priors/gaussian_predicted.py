@@ -68,7 +68,7 @@ class PredictedGaussian(Part):
 
 SPEC = Spec(
     id="B1", name="gaussian_predicted", axis="prior", paper="Yang et al. 2018, arXiv 1810.10182, equations 4-8",
-    summary="Every query predicts the distance at which it looks and how widely, and scores fall off from there.",
+    summary="Every query predicts a distance and a width; scores are lowered by a Gaussian around that distance.",
     build=PredictedGaussian, options=Options,
     traits=Traits(
         causality="C*",

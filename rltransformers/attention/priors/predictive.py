@@ -85,7 +85,7 @@ class Predictive(Part):
 SPEC = Spec(
     id="B3", name="predictive", axis="prior",
     paper="Wang et al. 2020, Predictive Attention Transformer, a submission to ICLR 2021",
-    summary="Mixes the logits with those of the layer below, which a convolution over queries, keys and heads evolves.",
+    summary="Mixes the logits with those of the layer below after a convolution over queries, keys and heads.",
     build=Predictive, options=Options, example={"prior": "predictive", "layers": 3},
     traits=Traits(
         causality="X",

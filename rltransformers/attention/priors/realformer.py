@@ -18,7 +18,7 @@ class RealFormer(Part):
 
 SPEC = Spec(
     id="B4", name="realformer", axis="prior", paper="He et al. 2021, arXiv 2012.11747",
-    summary="Adds the previous layer's unmasked logits.",
+    summary="Adds the logits of the previous layer.",
     build=RealFormer, example={"prior": "realformer", "layers": 3},
     traits=Traits(family="EXPL"),
     offers=(Feature.CARRY,), needs=(Feature.LOGITS,),

@@ -25,8 +25,8 @@ class Options:
     """Shares at the start.
 
     Attributes:
-        own: of the values of the layer itself.
-        first: of those of the first layer.
+        own: initial share of the values of the layer itself.
+        first: initial share of the values of the first layer.
     """
 
     own: Share = 0.5
@@ -63,7 +63,7 @@ class ValueResidual(Part):
 
 SPEC = Spec(
     id="N27", name="value_residual", axis="prior", paper="Zhou et al. 2024, arXiv 2410.17897, section 3.3",
-    summary="Layers read their own values and those of the first layer of the same tokens, by learned shares.",
+    summary="The values of a layer are a learned mixture of its own and those of the first layer.",
     build=ValueResidual, options=Options,
     traits=Traits(
         family="EXPL",

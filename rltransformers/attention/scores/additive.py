@@ -81,7 +81,8 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
 
 SPEC = Spec(
     id="S2", name="additive", axis="mixer", paper="Velickovic et al. 2018, arXiv 1710.10903, equations 1 to 5",
-    summary="A score is one number of the query plus one of the key behind a LeakyReLU; what is compared is also read.",
+    summary="Graph attention: a score is LeakyReLU of a number of the query plus one of the key; keys are the "
+            "values.",
     build=build, options=Options,
     traits=Traits(
         causality="C*",

@@ -93,14 +93,15 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
 
 SPEC = Spec(
     id="S1", name="hopfield", axis="mixer", paper="Ramsauer et al. 2020, arXiv 2008.02217, equations 3 and 10",
-    summary="Queries move to a mean of the keys that they resemble, up to three times, before they read the values.",
+    summary="Hopfield layer: a query is replaced by its attention-weighted mean of keys, up to three times, "
+            "before it reads values.",
     build=build, options=Options, example={"mixer": {"name": "hopfield", "updates": 2}},
     traits=Traits(
         causality="C*",
         family="EXPL",
         state="memory D (training), memory kv_heads (Dh + Dv) more (acting)",
-        causal_form="every update sees what the query sees; a fixed number of updates in place of a threshold at which "
-        "they stop; no norm of stored and state patterns beside that of the layer",
+        causal_form="the number of updates is fixed, there they stop at a threshold; no extra norms of stored and"
+                    " state patterns",
     ),
     offers=softmax.SPEC.offers,
     formula="xi = q_t; updates times: xi <- sum_s softmax_s(beta xi k_s) k_s; o_t = sum_s softmax_s(beta xi k_s) v_s",

@@ -123,7 +123,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
 SPEC = Spec(
     id="B9", name="synthesizer_dense", axis="mixer",
     paper="Tay et al. 2021, arXiv 2005.00743, sections 3.1, 3.3 and 3.5",
-    summary="Every token writes the logits of the distances behind it with a small network; keys have no say in them.",
+    summary="A small network predicts the attention logits of a token by distance; keys are not compared.",
     build=build, options=Options,
     traits=Traits(
         causality="C*",

@@ -77,7 +77,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
 
 SPEC = Spec(
     id="B10", name="synthesizer_random", axis="mixer", paper="Tay et al. 2021, arXiv 2005.00743, sections 3.2 and 3.4",
-    summary="Weights that do not depend on the tokens: a logit per head and distance, learned or as drawn.",
+    summary="Attention weights that do not depend on the tokens: a logit per head and distance, learned or random.",
     build=build, options=Options,
     traits=Traits(
         causality="C*",

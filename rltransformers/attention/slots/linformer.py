@@ -92,7 +92,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> SlotAttention:
 
 SPEC = Spec(
     id="S8", name="linformer", axis="mixer", paper="Wang et al. 2020, arXiv 2006.04768, equation 7",
-    summary="Completed blocks are read through a few projected keys and values, the tokens behind them directly.",
+    summary="Reads completed blocks through a few projected keys and values, and newer tokens directly.",
     build=build, options=Options, example={"mixer": {"name": "linformer", "block": 4, "slots": 2, "blocks": 1}},
     traits=Traits(
         causality="X",

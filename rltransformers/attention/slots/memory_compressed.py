@@ -41,7 +41,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> SlotAttention:
 
 SPEC = Spec(
     id="S7", name="memory_compressed", axis="mixer", paper="Liu et al. 2018, arXiv 1801.10198, section 4.2.3",
-    summary="Completed blocks are read through one convolved key and value each, the tokens behind them directly.",
+    summary="Reads completed blocks through one convolved key and value each, and newer tokens directly.",
     build=build, options=Options, example={"mixer": {"name": "memory_compressed", "blocks": 1}},
     traits=Traits(
         causality="X",

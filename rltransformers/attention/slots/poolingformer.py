@@ -188,7 +188,8 @@ def fits(options: Options, memory: int, least: int) -> bool:
 
 SPEC = Spec(
     id="S11", name="poolingformer", axis="mixer", paper="Zhang et al. 2021, arXiv 2105.04371",
-    summary="Attention in a short window, then of its outputs to pooled ones in a longer window.",
+    summary="Attention in a short window, then a second attention of its outputs to pooled rows in a longer "
+            "window.",
     build=build, options=Options,
     example={"mixer": {"name": "poolingformer", "window": 2, "reach": 5, "kernel": 3, "stride": 2}},
     traits=Traits(

@@ -70,15 +70,16 @@ SPEC = Spec(
     name="knn",
     axis="readout",
     paper="Khandelwal et al. 2020, arXiv 1911.00172, equations 2 and 3",
-    summary="Mixes the model's probabilities with those of what was done where features were nearest.",
+    summary="Mixes the policy's probabilities with the actions recorded at the nearest features.",
     build=NearestNeighbors,
     options=Options,
     example={"readout": {"name": "knn", "neighbors": 3}},
     traits=Traits(
         horizon="-",
         state="0",
-        causal_form="keys are what the head reads in place of the input of the last transform; components of an action "
-        "are mixed one by one; distances are compared in steps of a thousandth of the temperature",
+        causal_form="keys are the inputs of the action head, there those of the last feed-forward part; "
+        "components of an action are mixed one by one; distances are rounded to a thousandth of the "
+        "temperature",
     ),
     formula="p(a) = weight sum_i softmax_i(-|f - k_i|^2 / temperature) [a = a_i] + (1 - weight) p_model(a)",
 )

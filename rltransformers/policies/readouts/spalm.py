@@ -75,7 +75,8 @@ SPEC = Spec(
     name="spalm",
     axis="readout",
     paper="Yogatama et al. 2021, arXiv 2102.02557, section 3.2",
-    summary="Blends what the head reads with a mean of embedded actions of the nearest features, by a gate.",
+    summary="Blends the input of the action head with a mean of embedded actions recorded at the nearest "
+    "features, by a gate.",
     build=GatedMemory,
     options=Options,
     example={"readout": {"name": "spalm", "neighbors": 3}},

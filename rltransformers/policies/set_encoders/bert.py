@@ -30,8 +30,8 @@ SPEC = Spec(
         causality="N/A",
         horizon="-",
         time="N^2",
-        causal_form="one seed pools (Lee et al. 2019), there a token [CLS] stands for the sequence; no embeddings of "
-        "segments; weights start as PyTorch's linear layers, there from N(0, 0.02); no dropout",
+        causal_form="one learned query pools the elements (Lee et al. 2019) in place of a token [CLS]; no "
+                    "embeddings of segments; PyTorch's initial weights, there N(0, 0.02); no dropout",
     ),
     formula="o_i = softmax_j(q_i k_j / sqrt(Dh)) v_j over all elements j",
 )  # fmt: skip

@@ -129,8 +129,8 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
 
 SPEC = Spec(
     id="S13-encoder", name="informer", axis="encoder", paper="Zhou et al. 2021, arXiv 2012.07436, equations 3 and 4",
-    summary="Elements of an observation that single out no others read the mean of all values.", build=build,
-    options=Options,
+    summary="Only the elements with the most uneven scores attend to others; the rest read the mean of all values.",
+    build=build, options=Options,
     example={"observation": {"encoder": {"name": "informer", "layers": 1, "samples": 2, "active_queries": 2}}},
     traits=Traits(
         causality="N/A",

@@ -87,14 +87,14 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
 
 SPEC = Spec(
     id="S8-encoder", name="linformer", axis="encoder", paper="Wang et al. 2020, arXiv 2006.04768, equation 7",
-    summary="Elements of an observation are read through a few learned mixtures of their keys and values.", build=build,
+    summary="Elements of an observation attend to a few learned mixtures of their keys and values.", build=build,
     options=Options, example={"observation": {"encoder": {"name": "linformer", "layers": 1, "slots": 2}}},
     traits=Traits(
         causality="N/A",
         horizon="-",
         time="N",
-        causal_form="absent elements are left out of the mixtures and nothing makes up for their number; mixtures "
-        "start as N(0, 1 / N)",
+        causal_form="absent elements are left out of the mixtures, which are not rescaled; mixtures start from "
+                    "N(0, 1 / N)",
     ),
     formula="o_i = softmax(q_i (E K)^T / sqrt(Dh)) F V",
 )  # fmt: skip

@@ -114,8 +114,8 @@ def build(elements: int, width: int, options: Options) -> LunaStack:
 
 SPEC = Spec(
     id="S10-encoder", name="luna", axis="encoder", paper="Ma et al. 2021, arXiv 2106.01540, section 3",
-    summary="A learned sequence packs the elements of an observation, which unpack it; layers hand it on.", build=build,
-    options=Options, example={"observation": {"encoder": {"name": "luna", "layers": 2, "slots": 3}}},
+    summary="A learned sequence packs the elements of an observation, and the elements read it; layers pass it on.",
+    build=build, options=Options, example={"observation": {"encoder": {"name": "luna", "layers": 2, "slots": 3}}},
     traits=Traits(
         causality="N/A",
         horizon="-",

@@ -107,8 +107,9 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
 
 SPEC = Spec(
     id="S16-encoder", name="nystrom", axis="encoder", paper="Xiong et al. 2021, arXiv 2102.03902, equation 13",
-    summary="Elements of an observation are read through means of segments and a pseudo-inverse.", build=build,
-    options=Options, example={"observation": {"encoder": {"name": "nystrom", "layers": 1, "landmarks": 2}}},
+    summary="Elements of an observation attend to each other through means of segments and a pseudo-inverse.",
+    build=build, options=Options,
+    example={"observation": {"encoder": {"name": "nystrom", "layers": 1, "landmarks": 2}}},
     traits=Traits(
         causality="N/A",
         horizon="-",
