@@ -160,8 +160,10 @@ def stack_members(space: Space, values: Sequence[Any]) -> Any:
     return nest_leaves(space, {path: np.stack([row[path] for row in rows]) for path in leaf_spaces(space)})
 
 
-def split_members(space: Space, leaves: Mapping[str, Any]) -> list[Any]:
-    """The inverse of ``stack_members``: members of ``space`` from leaves [B, ...] by path."""
+def split_members(space: Space, leaves: Mapping[str, Any]) -> Any:
+    """Members of ``space`` from leaves [B, ...] by path: the array of a bare leaf, else a list of B nested members."""
+    if "" in leaves:
+        return leaves[""]
     rows = len(next(iter(leaves.values())))
     return [nest_leaves(space, {path: leaf[row] for path, leaf in leaves.items()}) for row in range(rows)]
 

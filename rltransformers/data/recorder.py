@@ -220,7 +220,7 @@ class _Recording:
             actions = self._checked_actions(self.behavior.act(observations, first, generator, **extra))
             row = {"environments": self.numbers} | self._seen(observations)
             self._write(live, row | {f"actions {path}": leaf for path, leaf in actions.items()})
-            return actions[""] if "" in actions else split_members(self.environments.action_space, actions)
+            return split_members(self.environments.action_space, actions)
 
         seed_environments(env, seeds)
         for step in play(env, act):

@@ -19,6 +19,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.core.values import finite, members, named, to_tensor
 from rltransformers.data.rollout import Leaves, OnDevice, action_layout, observation_layout
+from rltransformers.functional.call import episode_positions
 
 PRIORITY_EXPONENT, IMPORTANCE_EXPONENT = 0.9, 0.6
 """How far priorities and the weights that make up for them count (Kapturowski et al. 2019, R2D2, table 2)."""
@@ -53,9 +54,7 @@ class Window(OnDevice):
 
     def trimmed(self) -> "Window":
         """Without the context that belongs, in every row, to an episode before that of its segment."""
-        index = torch.arange(self.first.shape[1], device=self.first.device)
-        begun = torch.where(self.first, index, -self.position[:, None]).cummax(1).values  # where episodes begin
-        position = index - begun
+        position = episode_positions(self.position - 1, self.first)
         spare = max(0, self.context - int(position[:, self.context].max()))
         if spare == 0:
             return self

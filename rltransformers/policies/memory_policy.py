@@ -30,13 +30,13 @@ from rltransformers.core.spaces import (
     check_supported,
     check_width,
     leaf_spaces,
-    nest_leaves,
     space_from_json,
     space_to_json,
+    split_members,
 )
 from rltransformers.core.values import NOT_FINITE, to_tensor
 from rltransformers.data.rollout import action_layout, observation_layout
-from rltransformers.functional.call import EVERY
+from rltransformers.functional.call import EVERY, episode_positions
 from rltransformers.functional.modules import add_optional
 from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead, as_arrays, blank_invalid, check_action_space
@@ -296,11 +296,7 @@ class MemoryPolicy(BasePolicy):
 
         Raises DataError for a Box that holds no finite numbers.
         """
-        leaves = as_arrays(self.action_head.execute(actions), self.action_head.spaces)
-        if "" in leaves:
-            return leaves[""]
-        rows = range(len(next(iter(leaves.values()))))
-        return [nest_leaves(self.action_space, {path: leaf[row] for path, leaf in leaves.items()}) for row in rows]
+        return split_members(self.action_space, as_arrays(self.action_head.execute(actions), self.action_head.spaces))
 
     def predict(
         self,
@@ -337,12 +333,9 @@ class MemoryPolicy(BasePolicy):
         if not isinstance(deterministic, bool | np.bool_):
             raise ConfigError(f"deterministic must be true or false, got {shown(deterministic)}")
         self.end_training_mode()
-        arrays, batched = fit_observation(self.observation_leaves, observation)
-        if self.masks or action_masks is not None:
-            arrays[ACTION_MASK] = self._fit_masks(arrays, action_masks)
+        leaves, batched = self._fit(observation, action_masks)
         if self.remembers:
             self.state_watch(state, episode_start)
-        leaves = self.leaves_to_tensors(arrays)
         n = int(next(iter(leaves.values())).shape[0])
         start = fit_starts(episode_start, n, all_begin=state is None)
         rewards = None if reward is None else fit_rewards(reward, start)
@@ -384,10 +377,8 @@ class MemoryPolicy(BasePolicy):
         """
         self.end_training_mode()
         flat, shape = fit_sequences(self.observation_leaves, observations, "observations")
-        arrays, _ = fit_observation(self.observation_leaves, flat)
-        if self.masks or action_masks is not None:
-            arrays[ACTION_MASK] = self._fit_masks(arrays, flat_masks(action_masks))
-        leaves = {path: leaf.unflatten(0, shape) for path, leaf in self.leaves_to_tensors(arrays).items()}
+        rows_of_steps, _ = self._fit(flat, flat_masks(action_masks))
+        leaves = {path: leaf.unflatten(0, shape) for path, leaf in rows_of_steps.items()}
         flat = fit_action_sequences(self.action_head.spaces, actions, *shape)
         device, (rows, steps) = self.action_head.linear.weight.device, shape
         executed = {
@@ -404,10 +395,7 @@ class MemoryPolicy(BasePolicy):
         if self.uses_previous_reward and rewards is None:
             raise ConfigError("this policy reads rewards: evaluate_actions(..., rewards=...), what the actions earned")
         if self.actor.backbone.finite_positions:
-            index = torch.arange(steps, device=device)
-            begin = torch.where(first, index, -1).cummax(1).values
-            running = before.actor.tensors["position"][:, None] + 1 + index
-            self.actor.backbone.check_places(torch.where(begin < 0, running, index - begin))
+            self.actor.backbone.check_places(episode_positions(before.actor.tensors["position"], first))
         earned = fit_rewards(0.0 if rewards is None else np.reshape(rewards, -1), np.zeros(rows * steps, bool))
         gains = to_tensor(earned, device, before.previous_reward.dtype).view(shape)
         features, value_features, after = self.run_backbones(before.inputs(leaves, taken, gains, first), before)
@@ -440,15 +428,19 @@ class MemoryPolicy(BasePolicy):
         if self.critic is not None:
             self.critic.backbone.check_state(state.critic)
 
-    def _fit_masks(self, arrays: Mapping[str, np.ndarray], action_masks: Any) -> np.ndarray:
-        if not self.masks:
+    def _fit(self, observation: Any, action_masks: Any) -> tuple[dict[str, Tensor], bool]:
+        """Checked leaves [B, ...], with the mask of actions where there is one, and whether they came as a batch."""
+        arrays, batched = fit_observation(self.observation_leaves, observation)
+        if not self.masks and action_masks is not None:
             raise ConfigError(
                 "action_masks are given to a policy that learned without: its environment had no method "
                 "action_masks() and its observation no leaf 'action_mask'"
             )
-        if action_masks is None and self.masks_beside:
+        if self.masks_beside and action_masks is None:
             raise ConfigError(f"this policy learned with masks of actions and acts only with them: {WAY_OUT}")
-        return masks_of_step(arrays, action_masks, self.action_space)
+        if self.masks:
+            arrays[ACTION_MASK] = masks_of_step(arrays, action_masks, self.action_space)
+        return self.leaves_to_tensors(arrays), batched
 
     def _continue(self, state: Any, start: np.ndarray, rewards: np.ndarray | None) -> PolicyState:
         """A checked state with the last rewards [B] in it, where the policy reads them."""

@@ -257,9 +257,7 @@ def leaf_name(kind: str, path: str) -> str:
 
 def flat_fields(fields: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
     """Fields of ``PolicyOutput`` by leaf as outputs of a step."""
-    return {
-        f"{kind}.{path}" if path else kind: leaf for kind, leaves in fields.items() for path, leaf in leaves.items()
-    }
+    return {leaf_name(kind, path): leaf for kind, leaves in fields.items() for path, leaf in leaves.items()}
 
 
 def leaves_of(kind: str, tensors: Tensors) -> Tensors:

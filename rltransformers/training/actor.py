@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from rltransformers.core.described import spaces_line
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
 from rltransformers.core.seeding import branch
-from rltransformers.core.spaces import leaf_spaces, nest_leaves
+from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves, split_members
 from rltransformers.policies.action_heads import draw_noise
 from rltransformers.policies.observations import StateWatch, fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.output import Kinds, PolicyOutput
@@ -229,12 +229,8 @@ class Actor:
         self._state_watch(state, episode_start)
         streams = self._generator if generators is None else generators
         fields, batched, state = self._fields(observation, state, episode_start, reward, action_masks, greedy, streams)
-        actions = fields["action"]
-        if batched and "" in actions:
-            return actions[""], state
-        single = [{path: leaf[row] for path, leaf in actions.items()} for row in range(state.batch_size)]
-        rows = [nest_leaves(self.action_space, leaves) for leaves in single]
-        return (rows if batched else rows[0]), state
+        actions = split_members(self.action_space, fields["action"])
+        return (actions if batched else actions[0]), state
 
     def watch(self, env: Any) -> VecEnv:
         """``env``, whose rewards ``predict`` then hears: for loops that do not pass them, as ``evaluate_policy``.
@@ -325,9 +321,7 @@ class _Watched(VecEnvWrapper):
 
 def _same(one: Any, other: Any) -> bool:
     """Whether two observations, nested as Stable-Baselines3 has them, are the same."""
-    if isinstance(one, Mapping | tuple) or isinstance(other, Mapping | tuple):
-        alike = type(one) is type(other) and len(one) == len(other)
-        if isinstance(one, Mapping):
-            return alike and all(key in other and _same(value, other[key]) for key, value in one.items())
-        return alike and all(map(_same, one, other))
-    return one is other or np.array_equal(one, other)
+    ours, theirs = nested_leaves(one), nested_leaves(other)
+    return ours.keys() == theirs.keys() and all(
+        leaf is theirs[path] or np.array_equal(leaf, theirs[path]) for path, leaf in ours.items()
+    )

@@ -3,7 +3,6 @@
 Numbers and formulas are those of the numpy classes, which hold the statistics before and behind. Axis: N environments.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from rltransformers.core.values import to_tensor
 from rltransformers.envs.tensors.base import Leaves
@@ -161,6 +161,4 @@ def _plain(own: RunningMeanStd, moved: TensorMeanStd, keep: bool) -> RunningMean
 
 
 def _array(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {path: _array(part) for path, part in value.items()}
-    return value.cpu().numpy() if isinstance(value, Tensor) else value
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.cpu().numpy(), value)

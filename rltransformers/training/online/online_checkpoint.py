@@ -10,6 +10,7 @@ from annotated_types import Ge, Le, Lt
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from rltransformers.core.checkpoint import (
     check_same,
@@ -210,6 +211,4 @@ def stored_segment(
 
 def on_device(value: Any, device: torch.device) -> Any:
     """Tensors in nested mappings on ``device``."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    return {key: on_device(part, device) for key, part in value.items()} if isinstance(value, Mapping) else value
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), value)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.guard import attempt
-from rltransformers.core.spaces import Space, nest_leaves
+from rltransformers.core.spaces import Space, nest_leaves, nested_leaves
 from rltransformers.data.replay import SegmentReplay
 from rltransformers.data.rollout import RolloutBuffer
 from rltransformers.envs.tensors.base import (
@@ -102,7 +102,7 @@ class TensorRollout:
         self._statistics.begin()
         keep = True
         try:
-            self._see(_by_path(agent._observation))
+            self._see(nested_leaves(agent._observation))
             self.starts = torch.as_tensor(agent._last_episode_starts, device=agent.device)
             try:
                 yield self
@@ -136,7 +136,7 @@ class TensorRollout:
         agent = self.agent
         seen = agent._observation if self._normalizer is None else vars(self._normalizer).get("old_obs", {})
         seen = seen if len(seen) else agent._raw_obs
-        return {path: torch.as_tensor(leaf, device=agent.device) for path, leaf in _by_path(seen).items()}
+        return {path: torch.as_tensor(leaf, device=agent.device) for path, leaf in nested_leaves(seen).items()}
 
     def step(self, actions: Mapping[str, Tensor], state: PolicyState) -> Step:
         """Take a step with ``actions`` of the policy, which left ``state``."""
@@ -211,10 +211,6 @@ class TensorRollout:
         agent.ep_info_buffer.extend({"r": r, "l": length} for r, length in zip(returns, lengths, strict=True))
         if raw[0].successes is not None:
             agent.ep_success_buffer.extend(column([cast(Tensor, step.successes) for step in raw]))
-
-
-def _by_path(observation: Any) -> Any:
-    return observation if isinstance(observation, Mapping) else {"": observation}
 
 
 def _checked_leaves(space: Space) -> dict[str, Space]:
