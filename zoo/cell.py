@@ -26,7 +26,7 @@ from rltransformers.cli import runs
 from rltransformers.cli.agents import build_agent
 from rltransformers.cli.collect import collect_episodes
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
-from rltransformers.core.files import replacing
+from rltransformers.core.files import file_lock, replacing
 from rltransformers.data import load_trajectories
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.policies.steps import Acting
@@ -43,7 +43,7 @@ from rltransformers.training.runs.run_folder import RunFolder
 from rltransformers.training.update import RATIO_TOLERANCE
 from rltransformers.zoo.facts import commit, machine, parameters, software
 from rltransformers.zoo.suites import Cell, Task, config_hash
-from rltransformers.zoo.table import COLUMNS, Result, Row, locked, score_of
+from rltransformers.zoo.table import COLUMNS, Result, Row, score_of
 
 RECORDED = "recorded.json"
 TRAINING_MAX = "training_max"
@@ -65,12 +65,9 @@ def main() -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     folder = Path(order["folder"])
     try:
-        with locked(folder.with_name(f"{folder.name}.lock"), wait=False):
+        with file_lock(folder.with_name(f"{folder.name}.lock"), f"run folder {folder}", DataError):
             row = measure(order)
             write_row(folder, row)
-    except BlockingIOError:
-        print(f"another process is at {folder}", file=sys.stderr)
-        return 2
     except (ConfigError, DataError, CheckpointError, MissingExtraError) as error:
         print(error, file=sys.stderr)
         return 2

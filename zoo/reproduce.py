@@ -18,11 +18,12 @@ from rltransformers.cli.engines import Engine, Order, carry_out, engine_of
 from rltransformers.cli.trust import Program, collect_programs, programs, require_trust
 from rltransformers.core.described import number
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.files import file_lock
 from rltransformers.zoo import cell as cells
 from rltransformers.zoo import report
 from rltransformers.zoo.facts import checkout
 from rltransformers.zoo.suites import Cell, Suite, chosen, read_suite
-from rltransformers.zoo.table import Row, current, differences, locked, matches, read_rows, record
+from rltransformers.zoo.table import Row, current, differences, matches, read_rows, record
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 CELL = ("-m", "rltransformers.zoo.cell")
@@ -222,7 +223,8 @@ class Work:
 
         for dataset, words in self._lacking(missing).items():
             command = [*shlex.split(with_behaviors(words, dataset, self.behaviors)), "--dataset", dataset]
-            with locked(self.runs / f"{self.suite.name}.datasets.lock"):
+            lock = self.runs / f"{self.suite.name}.datasets.lock"
+            with file_lock(lock, f"the datasets of {self.suite.name}", DataError, wait=True):
                 if (get_dataset_path(dataset) / "data").exists():
                     continue  # another process has just recorded it
                 print(f"recording {dataset}: rltransformers collect {shlex.join(command)}", flush=True)

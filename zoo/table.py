@@ -1,10 +1,8 @@
 """The CSV of a suite: one row per run, rewritten after every run; several processes may add rows at a time."""
 
 import csv
-import fcntl
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rltransformers.core.errors import DataError
-from rltransformers.core.files import replacing
+from rltransformers.core.files import file_lock, replacing
 from rltransformers.zoo.suites import Cell, Suite
 
 Result = dict[str, float | None]
@@ -156,25 +154,12 @@ def current(suite: Suite, rows: Sequence[Row]) -> dict[tuple[str, str, int], Row
 
 def record(path: Path, lock: Path, suite: Suite, row: Row) -> None:
     """Add ``row`` to the CSV, in place of an older one of the same cell; what others added meanwhile is kept."""
-    with locked(lock):
+    with file_lock(lock, f"the table {path}", DataError, wait=True):
         rows = [row, *(old for old in read_rows(path) if old.key != row.key)]
         with replacing(path) as temporary, temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(_cells(each) for each in sorted(rows, key=_order(suite)))
-
-
-@contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the lock file ``path``; it is free again when the process ends, however it ends.
-
-    Raises:
-        BlockingIOError: when another process holds it and ``wait`` is False.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
 
 
 def matches(row: Row, cell: Cell) -> bool:
@@ -185,22 +170,19 @@ def matches(row: Row, cell: Cell) -> bool:
 def differences(row: Row, published: Row) -> list[str]:
     """Columns in which a repeated run is not its published row to the digit; what a clock measured is left out."""
     names = ("score", "episodes", "steps", "parameters", "state_bytes", "results", "curve", "transfers", "metrics")
-    ours, theirs = (_timeless(_round_trip(each)) for each in (row, published))
+    ours, theirs = map(_timeless, (row, published))
     return [name for name in names if ours[name] != theirs[name]]
 
 
 def _timeless(row: Row) -> dict[str, Any]:
+    """The columns with the digits that the CSV stores, without what a clock measured."""
+    row = _parse({name: str(value) for name, value in _cells(row).items()})
     transfers = {
         name: {key: value for key, value in result.items() if key != "microseconds"}
         for name, result in row.transfers.items()
     }
     metrics = {name: value for name, value in row.metrics.items() if not name.startswith("time/")}
     return vars(row) | {"transfers": transfers, "metrics": metrics}
-
-
-def _round_trip(row: Row) -> Row:
-    """The row with the digits that the CSV stores."""
-    return _parse({name: str(value) for name, value in _cells(row).items()})
 
 
 def _order(suite: Suite) -> Callable[[Row], tuple[Any, ...]]:
