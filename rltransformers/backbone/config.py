@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 
 from rltransformers.backbone.axes import CHOICES, PLAIN
 from rltransformers.backbone.build import PartNumbers, check_parts, part_numbers
-from rltransformers.backbone.choices import Choices, groups, read, read_losses
+from rltransformers.backbone.choices import Choices, read
 from rltransformers.backbone.presets import PRESETS, Preset
 from rltransformers.backbone.rules import check_combinations
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
@@ -135,19 +135,6 @@ class BackboneConfig:
             for name, choices in cut.items():
                 explain_cut(preset, name, choices, {**defaults, **given}, error)
             raise
-
-    @staticmethod
-    def check_each(values: Mapping[str, Any]) -> None:
-        """Raise ConfigError unless ``from_dict`` takes every setting by itself, whether they go together or not."""
-        find_preset(values.get("preset", "gtrxl"))
-        refuse_unknown(values, ["preset", *annotations(BackboneConfig)], "backbone.")
-        for name, annotation in annotations(BackboneConfig).items():
-            if name in values:
-                value = check(plain(values[name]), annotation, f"backbone.{name}")
-                if name in CHOICES:
-                    groups(value, CHOICES[name])
-                elif name == "losses":
-                    read_losses(value)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, as plain JSON values."""

@@ -37,7 +37,6 @@ VERSION = "v3.0"
 FILE_BYTES = 100 * 2**20
 """Bytes of numbers after which the next episode begins a new file."""
 FILES_PER_CHUNK = 1000
-_INDICES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 _OF_ROWS = ("episode_index", "frame_index")
 _OTHERS = {"rewards": "next.reward", "dones": "next.done", "episode": "episode_index", "step": "frame_index"}
 _OTHERS |= {"terminations": "next.terminated", "truncations": "next.truncated"}
@@ -336,16 +335,13 @@ def _files(data: Trajectories, row_bytes: float) -> Iterator[int]:
 def _arrow(values: Array, pyarrow: Any) -> Any:
     """Rows as a column: numbers, lists of a fixed size, lists of lists, or encoded pictures."""
     if _is_picture(values):
-        return pyarrow.array([{"bytes": _png(picture), "path": None} for picture in values], _picture_type(pyarrow))
+        kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+        return pyarrow.array([{"bytes": _png(picture), "path": None} for picture in values], kind)
     if values.ndim == 1 or values.shape[1:] == (1,):
         return pyarrow.array(values.reshape(len(values)))
     if values.ndim == 2:
         return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.reshape(-1)), values.shape[1])
     return pyarrow.array(values.tolist(), pyarrow.list_(pyarrow.list_(pyarrow.from_numpy_dtype(values.dtype))))
-
-
-def _picture_type(pyarrow: Any) -> Any:
-    return pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
 
 
 def _png(picture: Array) -> bytes:

@@ -69,12 +69,8 @@ def probability_of_improvement(scores_x: Sequence[ArrayLike], scores_y: Sequence
     """
     if len(scores_x) != len(scores_y) or not scores_x:
         raise ValueError(f"the same tasks are needed for both sides, got {len(scores_x)} and {len(scores_y)}")
-    return float(np.mean([_wins(_scores(x), _scores(y)) for x, y in zip(scores_x, scores_y, strict=True)]))
-
-
-def _wins(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    difference = x[:, None] - y[None, :]
-    return float(np.mean((difference > 0) + 0.5 * (difference == 0)))
+    differences = (np.subtract.outer(_scores(x), _scores(y)) for x, y in zip(scores_x, scores_y, strict=True))
+    return float(np.mean([np.mean((each > 0) + 0.5 * (each == 0)) for each in differences]))
 
 
 def _scores(stratum: ArrayLike) -> NDArray[np.float64]:

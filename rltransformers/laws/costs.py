@@ -17,17 +17,13 @@ LENGTHS = (256, 1024)
 LINEAR, SQUARED = 1.15, 2.1  # largest exponents of the growth in tokens; rounding up to blocks adds to what is linear
 
 
-def _fused_attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query, key, value)  # masks do not lower them
-
-
 def _added_product_flops(_: Sequence[int], left: Sequence[int], right: Sequence[int], **__: Any) -> int:
     return 2 * math.prod(left) * right[-1]
 
 
 # Torch's counter knows neither the fused attention of the CPU nor products that are added in place.
 UNCOUNTED = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
     torch.ops.aten.baddbmm_: _added_product_flops,
     torch.ops.aten.addmm_: _added_product_flops,
 }

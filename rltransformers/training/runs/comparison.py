@@ -252,7 +252,7 @@ def compare(runs: Places | Mapping[str, Places], *, metric: str | None = None) -
     damaged: dict[Path, DataError] = {}
 
     def read(places: Places) -> Iterator[Run]:
-        for path in find_runs(_listed(places)):
+        for path in find_runs([places] if isinstance(places, str | os.PathLike) else places):
             try:
                 yield _read(path, metric)
             except DataError as error:
@@ -297,10 +297,6 @@ def estimate(scores: Sequence[float]) -> str:
 
 def _estimate(middle: float, low: float | None, high: float | None) -> str:
     return number(middle) if low is None else f"{number(middle)} [{number(low)}, {number(high)}]"
-
-
-def _listed(places: Places) -> list[str | os.PathLike[str]]:
-    return [places] if isinstance(places, str | os.PathLike) else list(places)
 
 
 def _grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
