@@ -150,6 +150,7 @@ def index() -> Iterator[str]:
     yield from GLOSSARY.splitlines()
     yield from ["", "## Which of them go together", ""]
     yield "[All pairs](pairs.csv) says which two mechanisms a config can combine, and the error message for others."
+    yield "Open the picture to read the names."
     yield ""
     matrix = "A matrix of all mechanisms: green where two of them work together, red where they do not."
     yield f"[![{matrix}](pairs.png)](pairs.png)"
@@ -283,7 +284,7 @@ def presets() -> Iterator[str]:
         if preset.deviation:
             yield f"- differs from the source: {preset.deviation}"
         if learned := "; ".join(learning("preset", name)):
-            yield f"- learned ([all](../results/{SUITE}.md)): {learned}"
+            yield f"- learned: {learned}"
 
 
 def written(value: Any) -> str:

@@ -52,17 +52,17 @@ PICTURES: dict[str, dict[str, dict[str, Any]]] = {
 FACTORS = {"t5": 40.0}
 """Where ``FACTOR`` is too little to be seen."""
 LEGEND = (
-    "The darker the blue, the larger the weight with which a step is read where all contents score alike, in the last "
-    f"layer; gray is less than {100 * min(SHADES):.0f} % of the largest weight of the row. Steps are of {KINDS} "
-    f"kinds in random order, random weights {FACTOR:.0f} times as large as at the start of a training"
+    "Attention weights of the last layer if all contents score alike: the darker the blue, the larger the weight; gray "
+    f"is less than {100 * min(SHADES):.0f} % of the largest weight of the row. The network is untrained, with weights "
+    f"{FACTOR:.0f} times as large as at the start of a training, and sees {KINDS} kinds of steps in random order"
 )
 
 
 SELECTION_LEGEND = (
-    "Blue steps are read, the darker, the larger the weight; gray steps are not read, or with less than "
-    f"{100 * min(SHADES):.0f} % of the largest weight of the row. Steps are of {KINDS} kinds in random order, and "
-    f"steps of a kind differ a little; weights of the network are random, {FACTOR:.0f} times as large as at the start "
-    "of a training. `sinkhorn` has no picture: it reads mixtures of whole blocks."
+    "Attention weights: the darker the blue, the larger the weight; gray steps are not read, or with less than "
+    f"{100 * min(SHADES):.0f} % of the largest weight of the row. The network is untrained, with weights {FACTOR:.0f} "
+    f"times as large as at the start of a training, and sees {KINDS} kinds of steps in random order; steps of a kind "
+    "differ a little. `sinkhorn` has no picture: it reads mixtures of whole blocks."
 )
 
 
@@ -82,7 +82,9 @@ def legend(axis: str) -> str:
     """How to read the pictures of a slot."""
     if axis == "selection":
         return SELECTION_LEGEND
-    others = ", ".join(f"of `{name}` {FACTORS[name]:.0f} times" for name in PICTURES[axis] if name in FACTORS)
+    others = ", ".join(
+        f"for `{name}` weights {FACTORS[name]:.0f} times as large" for name in PICTURES[axis] if name in FACTORS
+    )
     return f"{LEGEND}{', ' if others else ''}{others}."
 
 

@@ -23,6 +23,7 @@ class Preset:
 
 
 _WINDOW = "window memory: every token sees the same number of steps, whatever the split into calls"
+_BIASES = "every layer has biases u and v of its own"
 _NO_BIAS = "no biases in attention (`attention_bias: true`)"
 _RELU = "ReLU in place of GELU"
 _PRE_NORM = "normalized before each submodule, there after it (`residual: post_ln`)"
@@ -69,11 +70,11 @@ PRESETS: dict[str, Preset] = {
     ),
     "transformer_xl": Preset(
         {"position": "trxl", "residual": "post_ln"}, "Dai et al. 2019, arXiv 1901.02860",
-        f"{_WINDOW}; u and v per layer",
+        f"{_WINDOW}; {_BIASES}",
     ),
     "gtrxl": Preset(
         {"position": "trxl", "residual": "gru"}, "Parisotto et al. 2019, arXiv 1910.06764",
-        f"{_WINDOW}; u and v per layer",
+        f"{_WINDOW}; {_BIASES}",
         id="RL1",
     ),
     "agalite": Preset(
@@ -84,8 +85,8 @@ PRESETS: dict[str, Preset] = {
     "compressive": Preset(
         {"position": "trxl", "residual": "post_ln", "memory_kind": "compressive", "losses": {"compression": 1.0}},
         "Rae et al. 2019, arXiv 1911.05507",
-        "blocks anchored to the episode; u and v per layer; compression trained by auto-encoding, in the paper's best "
-        "runs by attention reconstruction (`objective: attention`)",
+        f"blocks count from the start of the episode; {_BIASES}; compression trained by auto-encoding, in the "
+        "paper's best runs by attention reconstruction (`objective: attention`)",
     ),
     "memorizing": Preset(
         {"position": "t5", "memory_kind": "memorizing", "final_norm": True}, "Wu et al. 2022, arXiv 2203.08913",
@@ -290,8 +291,8 @@ PRESETS: dict[str, Preset] = {
          "position": "trxl"},
         "Beltagy et al. 2020, arXiv 2004.05150, section 4",
         "its language model, whose windows grow from layer to layer, there from 32 to 512; no heads with a dilated "
-        "window in high layers (`pattern: dilated`); first tokens that stay visible are `pattern: longformer`; u and "
-        f"v per layer; {_NO_BIAS}",
+        "window in high layers (`pattern: dilated`); first tokens that stay visible are `pattern: longformer`; "
+        f"{_BIASES}; {_NO_BIAS}",
     ),
     "bigbird": Preset(
         {"pattern": {"name": "bigbird", "window": 12, "random": 3, "block": 4, "sinks": 8}, "position": "learned",

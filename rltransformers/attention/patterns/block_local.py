@@ -33,7 +33,7 @@ SPEC = Spec(
     traits=Traits(
         horizon="(back + 1) block - 1",
         state="((back + 1) block - 1) D",
-        causal_form="blocks are anchored to the episode; of its own block a token sees what lies behind it",
+        causal_form="blocks count from the start of the episode; a token sees earlier steps of its own block alone",
     ),
     offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="softmax over s <= t with floor(t / block) - floor(s / block) <= back",

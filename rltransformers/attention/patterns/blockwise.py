@@ -66,8 +66,8 @@ SPEC = Spec(
         causality="X",
         horizon="(largest shift + 1) block - 1",
         state="((largest shift + 1) block - 1) D",
-        causal_form="a fixed number of blocks back in place of a permutation, which may map to the future; blocks are "
-        "anchored to the episode; a token sees itself, and its own block while there is no block so far back",
+        causal_form="a fixed number of blocks back in place of a permutation, which may map to the future; blocks "
+        "count from the start of the episode; a token sees itself, and its own block while none lies so far back",
     ),
     offers=(Feature.REACH, Feature.HEAD_PATTERNS), needs=(Feature.PATTERNS,),
     formula="head h: softmax over s <= t with floor(s / block) = floor(t / block) - shifts[h], and s = t",

@@ -33,7 +33,7 @@ SPEC = Spec(
     traits=Traits(
         horizon="block + before - 1",
         state="(block + before - 1) D",
-        causal_form="blocks are anchored to the episode",
+        causal_form="blocks count from the start of the episode",
     ),
     offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="softmax over s <= t with s >= block floor(t / block) - before",

@@ -72,7 +72,7 @@ SPEC = Spec(
     traits=Traits(
         horizon="memory",
         state="memory D",
-        causal_form="blocks are anchored to the episode; the summary alone shows a token its own step, too",
+        causal_form="blocks count from the start of the episode; the summary alone shows a token its own step, too",
     ),
     offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="softmax over s <= t with floor(s / block) = floor(t / block) or s mod block >= block - summary",
