@@ -4,11 +4,10 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from rltransformers.core.described import number
+from rltransformers.core.described import count, number
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.functional.statistics import iqm, probability_of_improvement
 from rltransformers.training.runs.comparison import estimate, median
@@ -188,7 +187,7 @@ def _means(table: Sequence[Sequence[float | None]], selections: Sequence[Sequenc
         if len(complete) > len(wider):
             means = dict(zip(columns, map(statistics.fmean, zip(*complete, strict=True)), strict=True))
             yield line(
-                [f"mean of {count(complete, 'task')}", *(number(means.get(each)) for each in range(len(table[0])))]
+                [f"mean of {count(len(complete), 'task')}", *(number(means.get(each)) for each in range(len(table[0])))]
             )
 
 
@@ -274,7 +273,7 @@ def selection_row(suite: Suite, name: str, runs: Runs) -> str:
     return line(
         [
             task.title,
-            f"{task.method} **{estimate([row.score for row in ours])}**, {count(ours, 'seed')}",
+            f"{task.method} **{estimate([row.score for row in ours])}**, {count(len(ours), 'seed')}",
             *(_others({variant: runs[variant]}, task, len(ours)) for variant in named),
             f"{met} of {len(verdicts)}" if verdicts else "-",
         ]
@@ -289,7 +288,7 @@ def summary_row(suite: Suite, name: str, runs: Runs) -> str:
     return line(
         [
             task.title,
-            f"{task.method} {score}, {count(ours, 'seed')}",
+            f"{task.method} {score}, {count(len(ours), 'seed')}",
             _others({key: each for key, each in runs.items() if each and key != task.method}, task, len(ours)),
             "; ".join(each.aim for each in verdicts) or "-",
             "; ".join(each.word for each in verdicts) or "-",
@@ -307,7 +306,7 @@ def _others(runs: Runs, task: Task, seeds: int) -> str:
     texts = []
     for variant in named:
         fewer = len(runs[variant]) < seeds and task.variants[variant].get("dataset") != "mean"
-        texts.append(f"{variant} {number(scores[variant])}" + f" ({count(runs[variant], 'seed')})" * fewer)
+        texts.append(f"{variant} {number(scores[variant])}" + f" ({count(len(runs[variant]), 'seed')})" * fewer)
     rest = [score for variant, score in scores.items() if variant not in named]
     if rest:
         further = "further " if texts else ""
@@ -441,8 +440,3 @@ def _improvement(rows: Sequence[Row], others: Sequence[Row], same: bool) -> str:
     if same or not rows or not others:
         return "-"
     return f"{probability_of_improvement([[r.score for r in rows]], [[r.score for r in others]]):.2f}"
-
-
-def count(rows: Sequence[Any], noun: str) -> str:
-    """How many, in words: "1 seed", "3 seeds"."""
-    return f"{len(rows)} {noun}{'' if len(rows) == 1 else 's'}"

@@ -13,6 +13,7 @@ from docs._tools import pictures
 from rltransformers.backbone import AXES, PLAIN, PRESETS, catalogue
 from rltransformers.backbone.presets import INITIAL
 from rltransformers.cli.entries import option_entries
+from rltransformers.core.described import count
 from rltransformers.core.spec import Spec
 from rltransformers.policies.readouts.catalogue import DECIDES, READOUTS
 from rltransformers.policies.set_encoders.catalogue import DECIDES as ENCODER_DECIDES
@@ -333,7 +334,7 @@ def learning(axis: str, name: str, beside: Collection[str] | None = None) -> Ite
                 title = of_task.title.split(" after")[0].rstrip(",")
                 used = {key: value for key, value in _options(chosen[axis]).items() if key != "name"}
                 text = f" with {lines_of(used)}" if used else ""
-                yield f"{title}: {estimate(scores)}, {report.count(scores, 'seed')}{text}"
+                yield f"{title}: {estimate(scores)}, {count(len(scores), 'seed')}{text}"
                 break
 
 

@@ -18,8 +18,9 @@ ACTION_MASK, MASK_METHOD = "action_mask", "action_masks"
 """Path of the leaf of an observation, and the method of an environment, that hold a mask."""
 LAST_MASK = "last_action_mask"  # key of the info of a step whose episode a limit cut: the mask of its last observation
 WAY_OUT = (
-    f"give the masks with the call, predict(..., {MASK_METHOD}=get_action_masks(env)), or put the wrapper ActionMasks "
-    "of rltransformers.envs around the environments, which makes the mask a part of the observation"
+    f"give the masks with the call, predict(..., {MASK_METHOD}=get_action_masks(env)) or actor(observation, reward, "
+    f"{MASK_METHOD}), or put the wrapper ActionMasks of rltransformers.envs around the environments, which makes the "
+    "mask a part of the observation"
 )
 
 
@@ -91,6 +92,23 @@ def masks_of_step(leaves: Mapping[str, np.ndarray], masks: Any, action_space: Sp
     rows_of_masks: np.ndarray = leaves[ACTION_MASK] if masks is None else fit_masks(masks, action_space, rows)
     check_masks(rows_of_masks, action_space)
     return rows_of_masks
+
+
+def add_masks(leaves: dict[str, np.ndarray], masks: Any, action_space: Space, takes: bool, needs: bool) -> None:
+    """Put the masks of a step into its leaves [E, ...], where a policy needs them or the call has some.
+
+    Raises ConfigError for masks that the policy does not take, and where there are none that it needs.
+    """
+    if masks is None and not needs:
+        return
+    if not takes:
+        raise ConfigError(
+            f"action_masks are given to a policy that learned without: its environment had no method {MASK_METHOD}() "
+            f"and its observation no leaf {ACTION_MASK!r}"
+        )
+    if masks is None and ACTION_MASK not in leaves:
+        raise ConfigError(f"this policy learned with masks of actions and acts only with them: {WAY_OUT}")
+    leaves[ACTION_MASK] = masks_of_step(leaves, masks, action_space)
 
 
 def check_masks(masks: np.ndarray, action_space: Space, place: Place = str, what: str = "environment") -> None:

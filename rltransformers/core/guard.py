@@ -84,7 +84,6 @@ def warn_of_statistics(env: AnyVectorEnv) -> None:
             "and no dataset holds: an environment that is made again, as for load and evaluate, begins them anew and "
             "shows other numbers; take VecNormalize of Stable-Baselines3 (in configs environment.normalize_observation "
             "and normalize_reward), whose statistics checkpoints hold",
-            UserWarning,
             stacklevel=3,
         )
 

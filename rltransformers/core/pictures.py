@@ -105,6 +105,5 @@ def _warn(space: spaces.Box, path: str, taken: str, same: str, other: str) -> No
     warnings.warn(
         f"{where} is read {taken}; say so with {leaves % (path, same)}, or take it as the other with "
         f"{other!r} in its place",
-        UserWarning,
         stacklevel=2,
     )

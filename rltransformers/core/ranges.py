@@ -137,6 +137,16 @@ def annotations(function: Callable[..., Any], **names: Any) -> dict[str, Any]:
     }
 
 
+def constructor_annotations(kind: type) -> dict[str, Any]:
+    """``annotations`` of a constructor, with those of the ones that it hands ``**kwargs`` on to."""
+    hints: dict[str, Any] = {}
+    for make in (vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)):
+        hints = annotations(make) | hints
+        if all(part.kind is not part.VAR_KEYWORD for part in inspect.signature(make).parameters.values()):
+            break
+    return hints
+
+
 def shown(value: Any) -> str:
     """``value`` in one short line of a message."""
     try:

@@ -270,7 +270,6 @@ def trajectories_from_d4rl(
         warnings.warn(
             f"{name}: there are no 'timeouts', so episodes end only at 'terminals' and the last one is unfinished; "
             f"pass time_limit=<the environment's step limit> if episodes were also cut by time{unmarked}",
-            UserWarning,
             stacklevel=2,
         )
     elif inside.size:
@@ -278,7 +277,6 @@ def trajectories_from_d4rl(
             f"{name}: within episodes {inside.size:,} next_observations differ from the observations of the following "
             f"row, first in row {inside[0]:,}; pass split_on_discontinuity=True where these are resets that nothing "
             "marks; as it is, observations count and next_observations do not",
-            UserWarning,
             stacklevel=2,
         )
     bounds = np.concatenate([[0], np.flatnonzero(ends) + 1, [] if ends[-1] else [rows]]).astype(np.int64)

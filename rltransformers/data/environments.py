@@ -108,7 +108,6 @@ def spec_json(source: VectorSource) -> str | None:
         wrong = one_line(error)
     warnings.warn(
         f"the recording of {spec.id} keeps no specification, so nothing can make its environment again: {wrong}",
-        UserWarning,
         stacklevel=3,
     )
     return None

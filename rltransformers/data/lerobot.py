@@ -91,7 +91,6 @@ def read_lerobot(path: str | os.PathLike[str], options: Options) -> Trajectories
         warnings.warn(
             f"{name}: films are not read: {list(unread)}; the other features are, and observation_leaves=[...] with "
             f"{list(unread.values())} decodes these into memory",
-            UserWarning,
             stacklevel=2,
         )
     known = {role: key for role, key in _OTHERS.items() if key in columns} | _leaves(columns, features)
@@ -103,7 +102,6 @@ def read_lerobot(path: str | os.PathLike[str], options: Options) -> Trajectories
         warnings.warn(
             f"{name}: {INFO} counts {info['total_episodes']} episodes, the files hold {len(data)}; download the others "
             "where they are missing",
-            UserWarning,
             stacklevel=2,
         )
     names = {kind: _names(features, columns) for kind, columns in data.metadata["columns"].items() if kind in NESTED}

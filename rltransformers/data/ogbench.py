@@ -122,7 +122,6 @@ def trajectories_from_recording(arrays: Mapping[str, Any], options: Options, nam
     warnings.warn(
         f"{name}: holds no rewards, so it is read as data of OGBench: the last row of a recording is only its last "
         f"observation{way_out}",
-        UserWarning,
         stacklevel=2,
     )
     with naming(f"{name}:"):

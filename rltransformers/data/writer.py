@@ -189,7 +189,6 @@ class TrajectoryWriter:
             metadata = {**metadata, "rewards": UNKNOWN}
             warnings.warn(
                 f"{self.name}: has no rewards, so no return can be asked for; clone these data with mode='bc'",
-                UserWarning,
                 stacklevel=2,
             )
         return Trajectories(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.backbone.state import Tables, part_of, prefixed
-from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, mask_space, masks_of_step, observes_mask
+from rltransformers.core.action_masks import ACTION_MASK, add_masks, mask_space, observes_mask
 from rltransformers.core.checkpoint import contents_of, load_checkpoint, restore_weights, save_checkpoint
 from rltransformers.core.described import count, spaces_line
 from rltransformers.core.device import find_device
@@ -431,15 +431,7 @@ class MemoryPolicy(BasePolicy):
     def _fit(self, observation: Any, action_masks: Any) -> tuple[dict[str, Tensor], bool]:
         """Checked leaves [B, ...], with the mask of actions where there is one, and whether they came as a batch."""
         arrays, batched = fit_observation(self.observation_leaves, observation)
-        if not self.masks and action_masks is not None:
-            raise ConfigError(
-                "action_masks are given to a policy that learned without: its environment had no method "
-                "action_masks() and its observation no leaf 'action_mask'"
-            )
-        if self.masks_beside and action_masks is None:
-            raise ConfigError(f"this policy learned with masks of actions and acts only with them: {WAY_OUT}")
-        if self.masks:
-            arrays[ACTION_MASK] = masks_of_step(arrays, action_masks, self.action_space)
+        add_masks(arrays, action_masks, self.action_space, takes=self.masks, needs=self.masks)
         return self.leaves_to_tensors(arrays), batched
 
     def _continue(self, state: Any, start: np.ndarray, rewards: np.ndarray | None) -> PolicyState:

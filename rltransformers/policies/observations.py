@@ -186,7 +186,6 @@ class StateWatch:
                 f"predict was called {STATELESS_CALLS} times in a row with state=None, so each of these steps was the "
                 "first of an episode to the policy, without memory; pass what it returned, predict(observation, state, "
                 "...), or model.actor(), which remembers by itself: actor.reset(), then actor(observation, reward)",
-                UserWarning,
                 stacklevel=4,
             )
 

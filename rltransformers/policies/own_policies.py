@@ -1,6 +1,5 @@
 """Policies that users make from those of this package: found by name, checked, stored, and learned whole."""
 
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import nn
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, did_you_mean
-from rltransformers.core.ranges import annotations, check_settings, shown
+from rltransformers.core.ranges import check_settings, constructor_annotations, shown
 from rltransformers.policies.extractors import subclasses
 
 GIVEN_FIRST = ("observation_space", "action_space", "lr_schedule")
@@ -53,14 +52,7 @@ def policy_settings(kind: type[BasePolicy], settings: Mapping[str, Any], prefix:
     Raises:
         ConfigError: for a value outside its type or range, one that a file cannot hold, and for an unknown keyword.
     """
-    hints: dict[str, Any] = {}
-    for each in kind.__mro__:
-        make = vars(each).get("__init__")
-        if make is not None:
-            hints = annotations(make) | hints
-            if all(part.kind is not part.VAR_KEYWORD for part in inspect.signature(make).parameters.values()):
-                break
-    hints = {name: hint for name, hint in hints.items() if name not in GIVEN_FIRST}
+    hints = {name: hint for name, hint in constructor_annotations(kind).items() if name not in GIVEN_FIRST}
     checked = check_settings(hints, settings, prefix)
     return {name: storable(value, prefix + name) for name, value in checked.items()}
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 
-from rltransformers.core.action_masks import ACTION_MASK, masks_of_step
+from rltransformers.core.action_masks import add_masks
 from rltransformers.core.described import spaces_line
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
@@ -287,15 +287,7 @@ class Actor:
                 "rewards); evaluate_policy passes none: evaluate_policy(actor, actor.watch(env))"
             )
         rewards = np.where(starts, 0.0, np.nan) if reward is None else fit_rewards(reward, starts)
-        if action_masks is not None or policy.needs_masks:
-            if not policy.takes_masks:
-                raise ConfigError("action_masks are given to a policy that learned without; leave them out")
-            if action_masks is None and ACTION_MASK not in leaves:
-                raise ConfigError(
-                    "this policy learned with masks of actions and acts only with them: actor(observation, reward, "
-                    "action_masks), or predict(..., action_masks=...)"
-                )
-            leaves[ACTION_MASK] = masks_of_step(leaves, action_masks, self.action_space)
+        add_masks(leaves, action_masks, self.action_space, policy.takes_masks, policy.needs_masks)
         noise = None if deterministic else draw_noise(policy.noise, rows, generator, policy.noise_type)
         fields, state = policy.step(leaves, state, starts, rewards, noise, whole)
         return fields, batched, state

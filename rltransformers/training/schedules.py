@@ -90,7 +90,6 @@ def warn_of_jumps(values: Mapping[str, Any], before: float, now: float) -> None:
         warnings.warn(
             f"the run was to end earlier, and its schedules are those of the longer run now: {', '.join(jumps)}; give "
             f"another value, load(path, {jumps[0].split()[0]}=...), or train with all steps from the start",
-            UserWarning,
             stacklevel=2,
         )
 

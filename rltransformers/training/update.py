@@ -222,6 +222,5 @@ def log_ratio_error(logger: Logger, error: float, sharing: Sharing) -> None:
             f"acting and training disagree: train/first_ratio_error is above {RATIO_TOLERANCE}, where rounding "
             "leaves 1e-4; the agent learns about actions that it would not have drawn. Parts of your own may see "
             'more, or other, than one step at a time (docs/conformance.md); acting="eager" leaves out the compiler',
-            UserWarning,
             stacklevel=2,
         )

@@ -273,6 +273,5 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
             warnings.warn(
                 f"the replay of the checkpoint is left out and a new one filled: it is one of {stored['layout']}, this "
                 f"agent's is {wanted}; it is kept with the same number of environments, buffer_size and segment_length",
-                UserWarning,
                 stacklevel=2,
             )

@@ -152,7 +152,6 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
                 f"saved at step {self.num_timesteps:,}, inside a rollout: its {lost:,} steps so far are counted, and "
                 "nobody who goes on from the file learns from them; save between two updates, in on_rollout_start of a "
                 "callback or after learn (docs/online/saving_and_resuming.md)",
-                UserWarning,
                 stacklevel=3,
             )
         super().save(path, exclude, include)

@@ -1,6 +1,5 @@
 """Files of online agents: what a checkpoint holds, and how an agent comes back from it. Axis letter: E environments."""
 
-import inspect
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ from rltransformers.core.checkpoint import (
 )
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line
-from rltransformers.core.ranges import Count, annotations, check, check_settings, strict
+from rltransformers.core.ranges import Count, check, check_settings, constructor_annotations, strict
 from rltransformers.core.spaces import space_from_json, space_to_json
 from rltransformers.envs.saving import restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy
@@ -61,15 +60,7 @@ NOT_SETTINGS = ("policy", "env", "device", "_init_setup_model")
 
 def setting_hints(cls: type) -> dict[str, Any]:
     """Annotations of the settings of an agent, those too that a constructor hands on to the next as ``**kwargs``."""
-    hints: dict[str, Any] = {}
-    for kind in cls.__mro__:
-        if "__init__" in vars(kind):
-            constructor = vars(kind)["__init__"]
-            hints = annotations(constructor) | hints
-            parameters = inspect.signature(constructor).parameters.values()
-            if not any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
-                break
-    return {name: hint for name, hint in hints.items() if name not in NOT_SETTINGS}
+    return {name: hint for name, hint in constructor_annotations(cls).items() if name not in NOT_SETTINGS}
 
 
 class StoredAgent(BaseAlgorithm):
@@ -224,7 +215,6 @@ class StoredAgent(BaseAlgorithm):
                 warnings.warn(
                     f"{name} is a function that is no straight line, and files hold no functions: this one holds its "
                     f"present value; whoever goes on gives it again, load(path, {name}=...)",
-                    UserWarning,
                     stacklevel=2,
                 )
         settings = settings_of(agent) | {
