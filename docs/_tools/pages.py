@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from docs._tools import pictures
-from rltransformers.backbone import AXES, PLAIN, PRESETS, catalogue
+from rltransformers.backbone import AXES, PLAIN, PRESETS, BackboneConfig, catalogue
 from rltransformers.backbone.presets import INITIAL
 from rltransformers.cli.entries import option_entries
 from rltransformers.core.described import count
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Spec
 from rltransformers.policies.readouts.catalogue import DECIDES, READOUTS
 from rltransformers.policies.set_encoders.catalogue import DECIDES as ENCODER_DECIDES
@@ -54,8 +55,8 @@ NOTES = {
     "selection": "For experiments: with the memory of 64 steps measured here, every one of them costs more time than "
     "`none`. Layers cycle through a list.",
     "mixer": "[Recurrent memories](../guides/recurrent_memories.md) says which one to take. Mixers that see the whole "
-    "episode have no memory window; most have no scores for relative positions either, so write `position: none` where "
-    "a preset sets another. Layers cycle through a list.",
+    "episode have no memory window, and most no scores for the relative positions of `gtrxl`: hence "
+    "`position: none`. Layers cycle through a list.",
     "prior": "`forget` with `position: none` is the attention of FoX (preset `fox`). The others are experiments.",
     "head_mixing": "`kv_heads: 1` makes acting with a long memory cheaper: the keys and values of a step are read once "
     "for all heads. `gated` is part of the presets `modern`, `fox` and `hybrid`.",
@@ -96,7 +97,7 @@ A section has these lines, as far as they apply:
   a_ts attention weights, o_t what a head reads. D is the width, H the number of heads, Dh and Dv the widths of their
   keys and values, G the number of key-value heads. `SG` stops the gradient, `*` multiplies element by element. Other
   letters are options or learned weights.
-- *config*: what to write below `backbone:`.
+- *config*: what to write below `backbone:` of an online agent, whose preset is `gtrxl`.
 - *sees*: how far back one layer reads. `memory` and `window` stand for the setting `memory`, `episode` for everything
   since the reset.
 - *state*: the numbers that a layer keeps per environment; 0 where it adds none to those of `memory_kind`. `training`
@@ -232,7 +233,7 @@ def entry(spec: Spec, shared: Sequence[tuple[str, ...]] = ()) -> Iterator[str]:
     yield from pictures.line(spec)
     yield f"- computes: `{spec.formula.replace('`', '')}`"
     yield f"- config: {config(spec)}"
-    if (shown := pictures.settings(spec)) and MISSING not in spec.defaults().values():
+    if (shown := pictures.settings(spec)) and shown != choice(spec):
         yield f"- in the picture: {lines_of(shown)}"
     traits = spec.traits
     if spec.axis in AXES and AXES[spec.axis].attention:
@@ -251,17 +252,24 @@ def entry(spec: Spec, shared: Sequence[tuple[str, ...]] = ()) -> Iterator[str]:
 
 def config(spec: Spec) -> str:
     """The lines of a config that choose a mechanism, as code."""
-    if spec.settings:
-        return f"`{spec.settings}`"
-    if MISSING in spec.defaults().values():
-        return lines_of(pictures.settings(spec))
+    return f"`{spec.settings}`" if spec.settings else lines_of(choice(spec))
+
+
+def choice(spec: Spec) -> dict[str, Any]:
+    """Settings that choose a mechanism, and what it cannot be without beside the preset ``gtrxl``."""
     if spec.axis == "losses":
-        needs = {key: value.get("name") if isinstance(value, Mapping) else value for key, value in spec.example.items()}
         weight = spec.example["losses"][spec.name]
-        weights = {spec.name: _options(weight).get("weight", weight)}
-        return lines_of({key: value for key, value in needs.items() if key in AXES} | {"losses": weights})
-    key = {"encoder": "policy.observation.encoder", "readout": "policy.readout"}.get(spec.axis, spec.axis)
-    return f"`{key}: {spec.name}`"
+        needs = {key: _options(value).get("name", value) for key, value in spec.example.items() if key in AXES}
+        return needs | {"losses": {spec.name: _options(weight).get("weight", weight)}}
+    if spec.axis not in AXES:
+        return {{"encoder": "policy.observation.encoder", "readout": "policy.readout"}[spec.axis]: spec.name}
+    drawn = spec.axis == "pattern" or MISSING in spec.defaults().values()
+    chosen = {spec.axis: pictures.settings(spec)[spec.axis] if drawn else spec.name}
+    try:
+        BackboneConfig.preset("gtrxl", **chosen)
+    except ConfigError:  # a mixer without the scores that positions of the preset need
+        chosen["position"] = "none"
+    return chosen
 
 
 def lines_of(settings: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from docs._tools import pages, pairs, update_docs
-from rltransformers.backbone import PRESETS
+from rltransformers.backbone import AXES, PRESETS, BackboneConfig
 from rltransformers.zoo import report
 from rltransformers.zoo.suites import SUITES
 
@@ -49,6 +49,13 @@ def test_the_page_of_a_slot_tells_everything_about_every_entry() -> None:
         section = section.split("\n## ")[0]
         assert preset.deviation in section
         assert all(f"`{key}: " in section for key in preset.overrides)
+
+
+def test_the_lines_of_a_config_are_accepted_beside_the_preset_of_online_agents() -> None:
+    for axis, specs in pages.mechanisms().items():
+        for spec in specs:
+            if axis in AXES and not spec.settings:
+                BackboneConfig.preset("gtrxl", **pages.choice(spec))
 
 
 def test_learning_is_told_of_variants_that_change_nothing_else() -> None:
