@@ -1,7 +1,6 @@
 """Buffers of Stable-Baselines3 as trajectories. Axes: R rows of the ring or rollout, E environments, N = E R steps."""
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,12 +62,7 @@ def trajectories_from_buffer(buffer: Any, options: Options, name: str | None = N
             f"use a larger buffer"
         )
     flat = {key: map_leaves(lambda rows: rows[whole], rows) for key, rows in arrays.items()}
-    options = replace(
-        options,
-        observation_space=options.observation_space or buffer.observation_space,
-        action_space=options.action_space or buffer.action_space,
-    )
-    return trajectories_from_d4rl(flat, options, name, "stable_baselines3")
+    return trajectories_from_d4rl(flat, options.with_spaces(buffer), name, "stable_baselines3")
 
 
 def _replayed(buffer: Any) -> tuple[dict[str, Any], bool]:

@@ -80,11 +80,7 @@ def read_ogbench(dataset: str, options: Options) -> Trajectories:
     env = gymnasium.make(env_id, disable_env_checker=True)
     try:
         relabel(env_id, env, arrays)
-        options = replace(
-            options,
-            observation_space=options.observation_space or env.observation_space,
-            action_space=options.action_space or env.action_space,
-        )
+        options = options.with_spaces(env)
         spec = env.spec.to_json() if env.spec is not None else None
     finally:
         env.close()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -97,6 +97,10 @@ class Options:
     def guessed(self) -> list[str]:
         """The spaces that a reader has to guess where the source stores none."""
         return [name for name in ("observation_space", "action_space") if getattr(self, name) is None]
+
+    def with_spaces(self, source: Any) -> "Options":
+        """The same with the spaces of a source, an environment or a buffer, where they have none."""
+        return replace(self, **{name: getattr(source, name) for name in self.guessed})
 
 
 def choose_spaces(options: Options, rows: Callable[[str], Any], name: str) -> tuple[Space, Space, dict[str, str]]:

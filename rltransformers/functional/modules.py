@@ -73,3 +73,15 @@ def masked_mean(values: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"]) -> Float
 def masked_means(values: Float[Tensor, "*n B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "*n"]:
     """``masked_mean`` of every leading index, with the same valid entries."""
     return torch.where(valid, values, 0.0).sum((-2, -1)) / valid.sum().clamp(min=1)
+
+
+def turn(
+    x: Float[Tensor, "*n X"], cos: Float[Tensor, "*m half"], sin: Float[Tensor, "*m half"]
+) -> Float[Tensor, "*n X"]:
+    """Turn the pairs (2f, 2f + 1) of channels by the angle f; those that have none stay."""
+    size = 2 * cos.shape[-1]
+    if not size:
+        return x
+    a, b = x[..., 0:size:2], x[..., 1:size:2]
+    pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+    return torch.cat([pairs, x[..., size:]], -1) if size < x.shape[-1] else pairs

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
+from rltransformers.functional.modules import turn
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.functional.stages import GatedOutput
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
@@ -32,17 +33,6 @@ class Options:
 
     decay: Literal["fixed", "learned"] = "fixed"
     base: Annotated[float, Ge(1), Le(1e9)] | None = 10_000.0
-
-
-def turn(x: Float[Tensor, "*n Dh"], angle: Float[Tensor, "*m half"]) -> Float[Tensor, "*n Dh"]:
-    """The pairs (2f, 2f + 1) of channels turned by the angle f; those that have none stay."""
-    size = 2 * angle.shape[-1]
-    if not size:
-        return x
-    a, b = x[..., 0:size:2], x[..., 1:size:2]
-    cos, sin = angle.cos(), angle.sin()
-    pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
-    return torch.cat([pairs, x[..., size:]], -1) if size < x.shape[-1] else pairs
 
 
 class Retention(StateMixer):
@@ -75,11 +65,12 @@ class Retention(StateMixer):
         frequencies = self.frequencies(h)
         if h.shape[1] > 1:  # the first token is not turned
             angles = torch.arange(h.shape[1], device=h.device)[:, None] * frequencies
-            q, k = turn(q, angles), turn(k, angles)
+            q, k = (turn(rows, angles.cos(), angles.sin()) for rows in (q, k))
         k, v = k.repeat_interleave(dims.share, 1), v.repeat_interleave(dims.share, 1)
         read, after = causal_sums(q, k, v, state["sum"], tokens, log_decay=log_decay)
         count = torch.full_like(tokens.before, h.shape[1]) if tokens.length is None else tokens.length
-        after = turn(after.mT, -count[:, None, None, None] * frequencies).mT
+        angles = -count[:, None, None, None] * frequencies
+        after = turn(after.mT, angles.cos(), angles.sin()).mT
         return Mixed(self.out(read, h, call.wanted), {"sum": after})
 
     def log_decay(self, like: Tensor) -> Float[Tensor, " H"]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Spec
+from rltransformers.functional.modules import turn
 from rltransformers.positions.interface import Acts, Base, Position, Sizes, frequencies
 
 
@@ -50,11 +51,7 @@ class Rope(Position):
 
     def turn(self, heads: Tensor, circle: Tensor) -> Tensor:
         """Turn the pairs (2f, 2f + 1) of channels; those behind the first ``dims`` stay."""
-        pairs, rest = heads[..., : self.dims], heads[..., self.dims :]
-        a, b = pairs[..., 0::2], pairs[..., 1::2]
-        cos, sin = circle.to(heads.dtype).unbind(-2)
-        pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
-        return torch.cat([pairs, rest], -1) if rest.shape[-1] else pairs
+        return turn(heads, *circle.to(heads.dtype).unbind(-2))
 
 
 SPEC = Spec(
