@@ -130,13 +130,13 @@ class BoxAction(ActionLeaf):
 
     def as_numbers(self, action: Tensor) -> Float[Tensor, "... A"]:
         """An action of the environment in head units, flat; data outside the bounds lands outside [-1, 1]."""
-        return (_flat(action, self.shape).to(self.center.dtype) - self.center) / self.scale
+        return (flat(action, self.shape).to(self.center.dtype) - self.center) / self.scale
 
-    def inside(self, flat: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+    def inside(self, numbers: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
         """The action of the Box that is nearest to one in head units: [..., A] to [..., leaf shape]."""
-        action = torch.addcmul(self.center, flat, self.scale)
+        action = torch.addcmul(self.center, numbers, self.scale)
         action = action.round() if self.whole else action
-        return _shaped(action.clamp(self.low, self.high), self.shape)
+        return shaped(action.clamp(self.low, self.high), self.shape)
 
 
 class ContinuousAction(BoxAction):
@@ -164,11 +164,11 @@ class ContinuousAction(BoxAction):
         return self.inside(self.squash(output))
 
     def distribution(self, output: Tensor) -> dict[str, Tensor]:
-        return {"mean": _shaped(torch.addcmul(self.center, self.squash(output), self.scale), self.shape)}
+        return {"mean": shaped(torch.addcmul(self.center, self.squash(output), self.scale), self.shape)}
 
     def disturbed(self, action: Tensor, noise: Tensor) -> Tensor:
         """The action moved by ``noise`` in head units, inside the Box; both [..., leaf shape]."""
-        return self.inside(self.as_numbers(action) + _flat(noise, self.shape).to(self.center.dtype))
+        return self.inside(self.as_numbers(action) + flat(noise, self.shape).to(self.center.dtype))
 
 
 class NormalAction(ContinuousAction):
@@ -199,11 +199,11 @@ class NormalAction(ContinuousAction):
         return self.inside(torch.addcmul(self.squash(output), self.log_std(output).exp(), normal))
 
     def distribution(self, output: Float[Tensor, "... O"]) -> dict[str, Tensor]:
-        deviation = _shaped(self.log_std(output).exp() * self.scale, self.shape)
+        deviation = shaped(self.log_std(output).exp() * self.scale, self.shape)
         return super().distribution(output) | {"deviation": deviation}
 
     def log_prob(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "..."]:
-        return _normal_log_prob(self.as_numbers(action), self.squash(output), self.log_std(output))
+        return normal_log_prob(self.as_numbers(action), self.squash(output), self.log_std(output))
 
     def cumulative(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "... A"]:
         """Probability that a component lies below that of the action."""
@@ -228,21 +228,21 @@ class GaussianAction(BoxAction):
         self.log_std = nn.Parameter(torch.full((self.outputs,), float(log_std)))
 
     def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... A"] | None = None) -> Tensor:
-        flat = output if noise is None else torch.addcmul(output, self.log_std.exp(), noise.to(output.dtype))
-        return _shaped(flat, self.shape)
+        numbers = output if noise is None else torch.addcmul(output, self.log_std.exp(), noise.to(output.dtype))
+        return shaped(numbers, self.shape)
 
     def execute(self, action: Tensor) -> Tensor:
-        return self.inside(_flat(action, self.shape))
+        return self.inside(flat(action, self.shape))
 
     def as_drawn(self, action: Tensor) -> Tensor:
-        return _shaped(self.as_numbers(action), self.shape)
+        return shaped(self.as_numbers(action), self.shape)
 
     def distribution(self, output: Float[Tensor, "... A"]) -> dict[str, Tensor]:
         mean, deviation = torch.addcmul(self.center, output, self.scale), self.log_std.exp() * self.scale
-        return {"mean": _shaped(mean, self.shape), "deviation": _shaped(deviation.expand_as(mean), self.shape)}
+        return {"mean": shaped(mean, self.shape), "deviation": shaped(deviation.expand_as(mean), self.shape)}
 
     def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
-        return _normal_log_prob(_flat(action, self.shape), output, self.log_std)
+        return normal_log_prob(flat(action, self.shape), output, self.log_std)
 
     def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
         return (self.log_std + (0.5 + HALF_LOG_TAU)).sum().expand(output.shape[:-1])
@@ -291,8 +291,8 @@ class CategoricalAction(ActionLeaf):
     def classes(self, action: Tensor) -> Int[Tensor, "... C"]:
         """Class index of every component, counted from 0."""
         lead = action.dim() - len(self.shape)
-        flat = action.reshape(*action.shape[:lead], self.draws).long()
-        return flat if self.counted_from_zero else flat - self.start
+        classes = action.reshape(*action.shape[:lead], self.draws).long()
+        return classes if self.counted_from_zero else classes - self.start
 
     def as_numbers(self, action: Tensor) -> Float[Tensor, "... A"]:
         """1 for the class of every component, 0 for its others."""
@@ -321,10 +321,7 @@ class CategoricalAction(ActionLeaf):
 
     def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... C"] | None = None) -> Tensor:
         logits = self.logits(output)
-        if noise is None:
-            chosen = logits.argmax(-1)
-        else:
-            chosen = class_at(logits, noise)
+        chosen = logits.argmax(-1) if noise is None else class_at(logits, noise)
         if not self.counted_from_zero:
             chosen = chosen + self.start
         return chosen.view(*output.shape[:-1], *self.shape)
@@ -372,7 +369,7 @@ class BinaryAction(ActionLeaf):
         self.register_buffer("like", torch.zeros(()), persistent=False)  # has the type of outputs
 
     def as_numbers(self, action: Tensor) -> Float[Tensor, "... A"]:
-        return _flat(action, self.shape).to(self.like.dtype)
+        return flat(action, self.shape).to(self.like.dtype)
 
     def mixed(self, output: Tensor, recorded: Tensor, share: Float[Tensor, "... 1"]) -> Float[Tensor, "... A"]:
         on, off = (
@@ -391,10 +388,10 @@ class BinaryAction(ActionLeaf):
 
     def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... A"] | None = None) -> Tensor:
         on = output > 0 if noise is None else output.sigmoid() > noise
-        return _shaped(on.to(torch.int8), self.shape)
+        return shaped(on.to(torch.int8), self.shape)
 
     def distribution(self, output: Float[Tensor, "... A"]) -> dict[str, Tensor]:
-        return {"probabilities": _shaped(output.sigmoid(), self.shape)}
+        return {"probabilities": shaped(output.sigmoid(), self.shape)}
 
     # With s the logistic function, log s(x) = x + log s(-x): both sides of a bit from one logarithm.
 
@@ -452,14 +449,17 @@ def inner_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-def _flat(action: Tensor, shape: tuple[int, ...]) -> Num[Tensor, "... A"]:
+def flat(action: Tensor, shape: tuple[int, ...]) -> Num[Tensor, "... A"]:
+    """The numbers of an action [..., leaf shape]."""
     return action if len(shape) == 1 else action.reshape(*action.shape[: action.dim() - len(shape)], math.prod(shape))
 
 
-def _shaped(flat: Num[Tensor, "... A"], shape: tuple[int, ...]) -> Tensor:
-    return flat if len(shape) == 1 else flat.reshape(*flat.shape[:-1], *shape)
+def shaped(numbers: Num[Tensor, "... A"], shape: tuple[int, ...]) -> Tensor:
+    """The inverse of ``flat``."""
+    return numbers if len(shape) == 1 else numbers.reshape(*numbers.shape[:-1], *shape)
 
 
-def _normal_log_prob(flat: Tensor, mean: Tensor, log_std: Tensor) -> Float[Tensor, "..."]:
-    distance = (flat - mean) * (-log_std).exp()
+def normal_log_prob(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Float[Tensor, "..."]:
+    """Log-density of independent normal numbers [..., A]."""
+    distance = (numbers - mean) * (-log_std).exp()
     return -(0.5 * distance.square() + log_std + HALF_LOG_TAU).sum(-1)

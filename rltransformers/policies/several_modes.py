@@ -27,7 +27,9 @@ from rltransformers.policies.action_leaves import (
     Units,
     class_at,
     log_std_within,
+    normal_log_prob,
     normal_numbers,
+    shaped,
 )
 
 LOG_TWO = math.log(2.0)
@@ -129,11 +131,8 @@ class MixtureAction(ContinuousAction):
         weights = logits.softmax(-1).unsqueeze(-1)
         mean = (weights * means).sum(-2)
         variance = (weights * ((means - mean.unsqueeze(-2)).square() + (2.0 * log_std).exp())).sum(-2)
-        lead = output.shape[:-1]
-        return {
-            "mean": torch.addcmul(self.center, mean, self.scale).reshape(*lead, *self.shape),
-            "deviation": (variance.sqrt() * self.scale).reshape(*lead, *self.shape),
-        }
+        mean, deviation = torch.addcmul(self.center, mean, self.scale), variance.sqrt() * self.scale
+        return {"mean": shaped(mean, self.shape), "deviation": shaped(deviation, self.shape)}
 
     def log_prob(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "..."]:
         logits, densities = self._densities(output, action)
@@ -152,8 +151,7 @@ class MixtureAction(ContinuousAction):
     ) -> tuple[Float[Tensor, "... K"], Float[Tensor, "... K"]]:
         """Logits of the weights, and the log-density of an action under every normal."""
         logits, means, log_std = self.normals(output)
-        distance = (self.as_numbers(action).unsqueeze(-2) - means) * (-log_std).exp()
-        return logits, -(0.5 * distance.square() + log_std + HALF_LOG_TAU).sum(-1)
+        return logits, normal_log_prob(self.as_numbers(action).unsqueeze(-2), means, log_std)
 
     def cumulative(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "... A"]:
         """Probability that a component lies below that of the action."""

@@ -26,6 +26,8 @@ from rltransformers.policies.action_leaves import (
     CategoricalAction,
     ContinuousAction,
     Units,
+    flat,
+    shaped,
 )
 from rltransformers.policies.several_modes import BoxLeaf
 
@@ -67,21 +69,17 @@ class SquashedAction(ContinuousAction):
         return u.tanh(), _log_density(u, noise, log_std)
 
     def decode(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... A"] | None = None) -> Tensor:
-        flat = self.squash(output) if noise is None else self.drawn(output, noise.to(output.dtype))[0]
-        return flat.reshape(*flat.shape[:-1], *self.shape)
+        numbers = self.squash(output) if noise is None else self.drawn(output, noise.to(output.dtype))[0]
+        return shaped(numbers, self.shape)
 
     def execute(self, action: Tensor) -> Tensor:
-        return self.inside(self.flat(action))
+        return self.inside(flat(action, self.shape))
 
     def as_drawn(self, action: Tensor) -> Tensor:
         return self.as_numbers(action).view_as(action)
 
-    def flat(self, action: Tensor) -> Float[Tensor, "... A"]:
-        """A sample [..., leaf shape] in its numbers."""
-        return action.reshape(*action.shape[: action.dim() - len(self.shape)], self.components)
-
     def log_prob(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "..."]:
-        inside = self.flat(action).clamp(-INSIDE, INSIDE)
+        inside = flat(action, self.shape).clamp(-INSIDE, INSIDE)
         u = 0.5 * (inside.log1p() - (-inside).log1p())
         log_std = self.log_std(output)
         return _log_density(u, (u - output[..., : self.components]) * (-log_std).exp(), log_std)
@@ -150,10 +148,11 @@ class SoftHead(ActionHead):
         like = self.linear.weight
         boxes, index = [like.new_zeros(*shape, 0)], torch.zeros(shape, dtype=torch.long, device=like.device)
         for path, leaf in self.by_path.items():
+            numbers = flat(actions[path], leaf.shape)
             if isinstance(leaf, SquashedAction):
-                boxes.append(leaf.flat(actions[path]))
+                boxes.append(numbers)
                 continue
-            classes = leaf.classes(actions[path]) if isinstance(leaf, CategoricalAction) else _bits(leaf, actions[path])
+            classes = leaf.classes(actions[path]) if isinstance(leaf, CategoricalAction) else numbers.long()
             for component, size in zip(classes.unbind(-1), choices_of(self.spaces[path]), strict=True):
                 index = index * size + component
         return torch.cat(boxes, -1), index
@@ -191,10 +190,6 @@ def _component_logs(leaf: ActionLeaf, output: Tensor) -> list[Tensor]:
     if isinstance(leaf, BinaryAction):
         return list(torch.stack([F.logsigmoid(-output), F.logsigmoid(output)], -1).unbind(-2))
     return []
-
-
-def _bits(leaf: ActionLeaf, action: Tensor) -> Tensor:
-    return action.flatten(action.dim() - len(leaf.shape)).long()
 
 
 class SoftCritics(nn.Module):
