@@ -44,10 +44,7 @@ def window_targets(
 
 
 def critic_loss(
-    values: Float[Tensor, "2 B K"],
-    targets: Float[Tensor, "B K"],
-    counts: Bool[Tensor, "B K"],
-    mean: Mean = masked_mean,
+    values: Float[Tensor, "2 B K"], targets: Float[Tensor, "B K"], counts: Bool[Tensor, "B K"], mean: Mean = masked_mean
 ) -> Float[Tensor, ""]:
     """Mean squared error of both critics over the steps that count, summed over the two."""
     return mean((values[0] - targets).square(), counts) + mean((values[1] - targets).square(), counts)
@@ -70,10 +67,7 @@ def value_scale(
 
 
 def policy_gain(
-    values: Float[Tensor, "B K"],
-    weight: Float[Tensor, " B"],
-    valid: Bool[Tensor, "B K"],
-    mean: Mean = masked_mean,
+    values: Float[Tensor, "B K"], weight: Float[Tensor, " B"], valid: Bool[Tensor, "B K"], mean: Mean = masked_mean
 ) -> Float[Tensor, ""]:
     """Mean over valid steps of w Q(s, a_hat) / mean |Q|; what a policy loses is minus this."""
     return mean(weight[:, None] * values, valid) / value_scale(values, valid, mean)

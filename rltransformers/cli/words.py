@@ -222,7 +222,5 @@ def add_threads(parser: argparse.ArgumentParser, default: str) -> None:
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """--trust."""
     parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="let modules and pickles that a config or run folder names run their code",
+        "--trust", action="store_true", help="let modules and pickles that a config or run folder names run their code"
     )

@@ -62,11 +62,11 @@ def worst(findings: Sequence[Found]) -> Found:
     return max(findings, key=lambda each: each.difference / each.tolerance if each.tolerance else float("inf"))
 
 
-def numbers(policy: PolicyWithMemory, steps: int, seed: int = 0, rows: int = ROWS) -> Float[Tensor, "B T D"]:
+def numbers(policy: PolicyWithMemory, steps: int, seed: int = 0) -> Float[Tensor, "B T D"]:
     """Inputs that follow from ``seed``."""
     dtype = next(iter(policy.weights())).dtype
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, steps, policy.inputs, generator=generator).to(dtype)
+    return torch.randn(ROWS, steps, policy.inputs, generator=generator).to(dtype)
 
 
 def first_steps(rows: int, steps: int, *at: tuple[int, ...]) -> Bool[Tensor, "B T"]:

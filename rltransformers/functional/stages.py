@@ -83,13 +83,7 @@ class GatedOutput(nn.Module):
     gain: nn.Parameter | None
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        value_dim: int,
-        gate: OutputGate = "silu",
-        bias: bool = False,
-        norm: bool = True,
+        self, width: int, heads: int, value_dim: int, gate: OutputGate = "silu", bias: bool = False, norm: bool = True
     ) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.ones(value_dim)) if norm else None

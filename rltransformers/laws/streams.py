@@ -126,7 +126,7 @@ class Case:
             self.close(value.tensors[name][rows], tensor[rows], f"state {name}")
 
 
-def perturbed(config: BackboneConfig, scale: float = 0.2, seed: int = 0) -> Backbone:
+def perturbed(config: BackboneConfig, seed: int = 0) -> Backbone:
     """Build a backbone in evaluation mode with no parameter at the special value it starts from."""
     if torch.cuda.is_available():
         torch.manual_seed(seed)
@@ -135,7 +135,7 @@ def perturbed(config: BackboneConfig, scale: float = 0.2, seed: int = 0) -> Back
     backbone = backbone_of(config).eval()
     with torch.no_grad():
         for parameter in backbone.parameters():
-            parameter.add_(scale * torch.randn_like(parameter))
+            parameter.add_(0.2 * torch.randn_like(parameter))
     backbone.constrain_()
     return backbone
 

@@ -63,11 +63,7 @@ class SlotMemory(RowMemory):
 
     def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """Rows of the window, slots in the order in which they were written, rows of the block that is not finished."""
-        shapes = {
-            **super().shapes(form),
-            "slots": (self.count, self.width),
-            "block": (self.block - 1, self.width),
-        }
+        shapes = {**super().shapes(form), "slots": (self.count, self.width), "block": (self.block - 1, self.width)}
         return shapes if form is Form.TRAINING else {**shapes, "slot_keys": (self.count, self.key_width)}
 
     def with_keys(self, state: LayerState, project: Project, before: Int[Tensor, " B"]) -> LayerState:

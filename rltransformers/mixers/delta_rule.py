@@ -65,10 +65,7 @@ class DeltaRule(StateMixer):
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The matrix of every head, and rows of the convolution."""
-        return {
-            "weights": (self.dims.heads, self.dims.head_dim, self.dims.value_dim),
-            "taps": self.conv.state_shape,
-        }
+        return {"weights": (self.dims.heads, self.dims.head_dim, self.dims.value_dim), "taps": self.conv.state_shape}
 
     def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         """Tells the mean of beta as "rate", and of a as "kept"."""

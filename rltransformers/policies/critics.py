@@ -47,11 +47,7 @@ class TwinCritics(nn.Module):
     """
 
     def __init__(
-        self,
-        observation_space: Space,
-        numbers: int,
-        width: int = 256,
-        leaves: Mapping[str, LeafChoice] | None = None,
+        self, observation_space: Space, numbers: int, width: int = 256, leaves: Mapping[str, LeafChoice] | None = None
     ) -> None:
         super().__init__()
         self.first, self.second = (Critic(observation_space, numbers, width, leaves or {}) for _ in range(2))

@@ -48,11 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.cli import runs
     from rltransformers.cli.collect import kwargs_of_one
     from rltransformers.look import look
-    from rltransformers.training.runs.experiment import (
-        BASELINES,
-        EnvironmentConfig,
-        EvaluationConfig,
-    )
+    from rltransformers.training.runs.experiment import BASELINES, EnvironmentConfig, EvaluationConfig
     from rltransformers.training.runs.run_folder import RunFolder
     from rltransformers.training.runs.threads import use_threads
 

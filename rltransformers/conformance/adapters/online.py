@@ -118,11 +118,7 @@ class OnPolicyAgent(_Agent):
     def __init__(self, kind: type[GTrXLPPO] | type[GTrXLVMPO]) -> None:
         self.traits = Traits(full=MEMORY * LAYERS, cache=CACHE)
         self.model = kind(
-            "GTrXLPolicy",
-            limited(),
-            n_steps=ROLLOUT,
-            policy_kwargs={"backbone": BACKBONE} | EVERYTHING,
-            **SETTINGS,
+            "GTrXLPolicy", limited(), n_steps=ROLLOUT, policy_kwargs={"backbone": BACKBONE} | EVERYTHING, **SETTINGS
         )
         shaken(self.model.policy.parameters())
         if isinstance(self.model, GTrXLVMPO):

@@ -47,9 +47,9 @@ class Limited(gym.Env[np.ndarray, np.int64]):
         return self.np_random.normal(size=OBSERVATION).astype(np.float32)
 
 
-def limited(lengths: tuple[int, ...] = LIMITS) -> VecEnv:
-    """An environment per length."""
-    return DummyVecEnv([partial(Limited, length) for length in lengths])
+def limited() -> VecEnv:
+    """An environment per length of ``LIMITS``."""
+    return DummyVecEnv([partial(Limited, length) for length in LIMITS])
 
 
 class Recorder(BaseCallback):
