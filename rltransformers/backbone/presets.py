@@ -39,7 +39,7 @@ _MODERN = {
     "norm": "rms", "final_norm": True, "ff": {"name": "glu", "activation": "silu"},
 }  # fmt: skip
 """The layers of language models of 2025."""
-_SWIGLU = "the transform is 4 widths wide, there 8/3 of one or less"
+_SWIGLU = "the feed-forward part has 4 D units, there 8/3 D or fewer"
 _GPT = {"position": "learned", "ff": _GELU_TANH, "attention_bias": True, "final_norm": True, "memory_kind": "cache"}
 
 INITIAL = (
@@ -79,8 +79,8 @@ PRESETS: dict[str, Preset] = {
     ),
     "agalite": Preset(
         {"mixer": "agalite", "residual": "gru", "attention_bias": True}, "Pramanik et al. 2024, arXiv 2310.15719",
-        "the block of GTrXL; oscillators tick from the start of the episode, there of the stream; no ReLU behind the "
-        "transform",
+        "the block of GTrXL; the time of oscillators counts from the start of the episode, there of the stream; no "
+        "ReLU after the feed-forward part",
     ),
     "compressive": Preset(
         {"position": "trxl", "residual": "post_ln", "memory_kind": "compressive", "losses": {"compression": 1.0}},
@@ -209,7 +209,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "mqa": Preset(
         {"kv_heads": 1, "position": "learned", "final_norm": True}, "Shazeer 2019, arXiv 1911.02150",
-        "decoder alone; no wider transform makes up for the parameters saved (`ff_width`)",
+        "decoder alone; no wider feed-forward part for the parameters saved (`ff_width`)",
     ),
     "average": Preset({"mixer": "average", **_TRANSFORMER}, "Zhang et al. 2018, arXiv 1805.00631", "decoder alone"),
     "dynamic_conv": Preset(
@@ -224,7 +224,7 @@ PRESETS: dict[str, Preset] = {
     "topk": Preset(
         {"selection": "topk", **_TRANSFORMER, "attention_bias": True}, "Gupta et al. 2021, arXiv 2106.06899",
         "the layers of the authors' benchmark, sinusoids besides; queries are not taken in chunks to save memory; the "
-        "transform after attention keeps all of its units, and has biases",
+        "feed-forward part keeps all of its units, and has biases",
     ),
     "hopfield": Preset(
         {"mixer": "hopfield", **_TRANSFORMER}, "Ramsauer et al. 2020, arXiv 2008.02217",
@@ -353,15 +353,15 @@ PRESETS: dict[str, Preset] = {
     ),
     "fox": Preset(
         {**_MODERN, "position": "none", "prior": "forget"}, "Lin et al. 2025, arXiv 2503.02130, FoX (Pro)",
-        "a sink; no norm of what heads read and no shift of keys and values; biases of forget gates start at 5, in the "
-        f"authors' code at 0; {_SWIGLU}",
+        "adds a sink; no norm of what heads read and no shift of keys and values; biases of forget gates start at 5, "
+        f"in the authors' code at 0; {_SWIGLU}",
     ),
     "hybrid": Preset(
         {**_MODERN, "mixer": ["gated_deltanet"] * 3 + [{"name": "softmax", "qk_norm": True}], "layers": 4},
         "Qwen Team 2025, Qwen3-Next; Yang, Kautz and Hatamizadeh 2025, arXiv 2412.06464",
-        "every fourth layer attends to the memory, there to everything so far; RoPE turns all channels of queries and "
-        f"keys, there the first quarter (`dims`); {_SWIGLU} and one of a mixture of experts; heads do not share keys "
-        "(`kv_heads`); with fewer than four layers set `mixer`",
+        "every fourth layer attends to the memory, there to everything so far; RoPE rotates all channels of queries "
+        f"and keys, there the first quarter (`dims`); {_SWIGLU} and one of a mixture of experts; heads do not share "
+        "keys (`kv_heads`); with fewer than four layers set `mixer`",
     ),
     "kimi": Preset(
         {"layers": 4, "mixer": ["kda", "kda", "kda", "softmax"], "head_mixing": "mla", "memory_kind": "cache",
@@ -373,8 +373,8 @@ PRESETS: dict[str, Preset] = {
     "retnet": Preset(
         {"mixer": "retention", "final_norm": True, "ff": {"name": "ffn", "activation": "gelu"}},
         "Sun et al. 2023, arXiv 2307.08621",
-        "the layers of the paper, whose authors' later code has RMSNorm and SwiGLU; the transform is 4 widths wide, "
-        "there 2, beside values of twice the width",
+        "the layers of the paper, whose authors' later code has RMSNorm and SwiGLU; the feed-forward part has 4 D "
+        "units, there 2 D, with values twice as wide",
     ),
     "mamba2": Preset(
         {"mixer": "mamba2", "ff": "none", "norm": "rms", "final_norm": True}, "Dao & Gu 2024, arXiv 2405.21060",
@@ -384,15 +384,15 @@ PRESETS: dict[str, Preset] = {
         {"layers": 3, "mixer": ["rg_lru", "rg_lru", "softmax"], "kv_heads": 1, "position": "rope", "norm": "rms",
          "final_norm": True, "ff": {"name": "glu", "activation": "gelu_tanh"}},
         "De et al. 2024, arXiv 2402.19427",
-        "attention covers the memory, there 1,024 tokens; the transform is 4 widths wide, there 3; RoPE turns all "
-        "channels, in the authors' code the first half (`dims`), which has a bias behind attention, too; with fewer "
+        "attention covers the memory, there 1,024 tokens; the feed-forward part has 4 D units, there 3 D; RoPE rotates "
+        "all channels, in the authors' code the first half (`dims`); no bias after attention, there one; with fewer "
         "than three layers set `mixer`",
     ),
     "xlstm": Preset(
         {"layers": 8, "mixer": ["mlstm", "slstm"] + ["mlstm"] * 6, "ff": "none", "final_norm": True},
         "Beck et al. 2024, arXiv 2405.04517, xLSTM[7:1]",
-        "the scalar memory is the second of eight layers, there its places depend on the size; no transform behind "
-        "it, there a GeGLU; norms have biases",
+        "the scalar memory is the second of eight layers, there its places depend on the size; no feed-forward "
+        "part after it, there a GeGLU; norms have biases",
     ),
     "decision_transformer": Preset(
         {"width": 128, "layers": 3, "heads": 1, "memory": 19, "tokens_per_step": 3, "dropout": 0.1,

@@ -81,7 +81,8 @@ SPEC = Spec(
     options=Options,
     traits=Traits(
         horizon="taps + second_taps - 2", state="(taps - 1) D + (second_taps - 1) ff_width",
-        causal_form="the second linear map stays one, where the authors' code convolves 5 tokens (`second_taps: 5`)",
+        causal_form="the second linear map has no convolution, in the authors' code one over 5 tokens "
+                    "(`second_taps: 5`)",
     ),
     refuses=(
         Refusal(Feature.NO_MEMORY, "it keeps rows of its own, so that memory 0 does not make the layers memoryless"),

@@ -48,8 +48,8 @@ SPEC = Spec(
         "pattern": {"name": "longformer", "window": 3, "sinks": 2},
     },
     traits=Traits(
-        causal_form="the relations of a token to tokens and to globals; those of globals themselves belong to the "
-        "pattern etc; where nothing stands outside the window, only distances are told apart",
+        causal_form="only relations of tokens to tokens and to globals; those between globals belong to the "
+                    "pattern etc; without keys outside the window it scores distances alone",
     ),
     acts_at="inside attention", needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = q_t (k_s + a[min(d, K)] + 1[s is global] g) / sqrt(Dh)",

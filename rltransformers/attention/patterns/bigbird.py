@@ -51,10 +51,10 @@ SPEC = Spec(
         causality="X",
         horizon="episode (sinks)",
         state="(memory + sinks) D",
-        causal_form="the window looks back only and by steps, not blocks; random blocks are drawn from those that the "
-        "memory holds wholly, those of the window and of the first tokens among them, there from the others alone; "
-        "global tokens are the first of the episode and see no later ones; relative positions see them at the edge of "
-        "what the memory holds where they lie further back",
+        causal_form="the window looks back only and counts steps, not blocks; random blocks are drawn from all "
+                    "that the memory holds wholly, there not from those of the window and of the first tokens; "
+                    "global tokens are the first of the episode and see no later ones; for relative positions "
+                    "they are at most at the edge of the memory",
     ),
     offers=(Feature.REACH, Feature.HEAD_PATTERNS), needs=(Feature.PATTERNS,),
     formula="softmax over s <= t with t - s < window, or s drawn for (seed, layer, head, t), or s < sinks",

@@ -169,8 +169,9 @@ SPEC = Spec(
         family="SEL",
         horizon="memory",
         state="memory D; a step makes the nodes anew from its keys, memory log(memory)",
-        causal_form="left context only; a node is made of its leaves' keys and values by a learned query instead of "
-        "being a token with layers of its own; it is seen when the memory holds all of its leaves",
+        causal_form="left context only; a learned query makes a node from the keys and values of its leaves, "
+                    "there it is a token with layers of its own; a node is seen while the memory holds all of its"
+                    " leaves",
     ),
     offers=(Feature.REACH, Feature.CHOICE), needs=(Feature.PATTERNS, Feature.PRODUCTS),
     refuses=(Refusal(Feature.HEAD_PATTERNS, "its tree serves all heads alike"),),

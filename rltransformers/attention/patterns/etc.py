@@ -124,10 +124,10 @@ SPEC = Spec(
         family="SEL",
         horizon="memory",
         state="memory D; a step makes the globals anew from its keys",
-        causal_form="one global per completed block in place of globals that read the whole sequence; a global is made "
-        "of the keys and values of its block and of the globals before it by a learned query, in every layer, instead "
-        "of being a token with layers of its own; the globals inside it are made of their own blocks alone; no "
-        "contrastive pretraining",
+        causal_form="one global token per completed block, there global tokens that read the whole sequence; in "
+                    "every layer a learned query makes it from the keys and values of its block and of earlier "
+                    "globals, there it is a token with layers of its own; those earlier globals are made from "
+                    "their own blocks alone; no contrastive pretraining",
     ),
     offers=(Feature.REACH, Feature.CHOICE), needs=(Feature.PATTERNS, Feature.PRODUCTS),
     refuses=(Refusal(Feature.HEAD_PATTERNS, "its globals serve all heads alike"),),

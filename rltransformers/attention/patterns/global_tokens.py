@@ -31,8 +31,8 @@ SPEC = Spec(
         causality="X",
         horizon="episode (sinks)",
         state="sinks D",
-        causal_form="global tokens are the first of the episode, and see no later ones; those outside the own step "
-        "count as just outside it",
+        causal_form="global tokens are the first of the episode and see no later ones; for relative positions "
+                    "they lie just outside the token's own step",
     ),
     offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="softmax over s < sinks, s <= t, and s = t",

@@ -69,8 +69,8 @@ SPEC = Spec(
     traits=Traits(
         horizon="(rows + above) width - 1",
         state="(rows + above) width D",
-        causal_form="tokens come row by row, there block by block; so a token sees no block beside its own that is "
-        "written later; the grid starts with the episode",
+        causal_form="tokens come row by row, there block by block, so a token sees no later block beside its own;"
+                    " the grid starts with the episode",
     ),
     offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="softmax over s <= t in rows >= R - above and columns C - beside ... C + columns + beside - 1, "

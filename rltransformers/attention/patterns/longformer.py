@@ -41,8 +41,8 @@ SPEC = Spec(
         causality="X",
         horizon="episode (sinks)",
         state="(window-1+sinks) D",
-        causal_form="global tokens are the first of the episode and are keys only; projections are not separate; "
-        "relative positions see first tokens outside the window at its edge, `window` steps away",
+        causal_form="global tokens are the first of the episode, keys only, and share the projections of the "
+                    "others; for relative positions, those outside the window are `window` steps away",
     ),
     offers=(Feature.REACH,), needs=(Feature.PATTERNS,),
     formula="0 <= d < window, or p_s < sinks",

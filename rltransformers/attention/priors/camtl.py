@@ -78,8 +78,9 @@ SPEC = Spec(
     traits=Traits(
         causality="C*",
         family="EXPL",
-        causal_form="blocks tile the episode from its start and are used again behind the last one, there a sentence; "
-        "every layer has vectors of tasks of its own; A starts at random numbers, in the authors' code at 0",
+        causal_form="blocks count from the start of the episode, and later ones use the weights of the first "
+                    "again, there they cover a sentence; every layer has task vectors of its own; A starts at "
+                    "random, in the authors' code at 0",
     ),
     needs=(Feature.SCORES,),
     formula="l_ts += (1 + gamma_c(z)) A_j[p_t mod n, c] + beta_c(z) where c = p_s mod n, j = p_t // n = p_s // n",

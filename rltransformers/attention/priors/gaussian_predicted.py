@@ -73,8 +73,8 @@ SPEC = Spec(
     traits=Traits(
         causality="C*",
         family="EXPL",
-        causal_form="shares of the visible past n_t = min(p_t, W - 1), counted backwards, not of a sentence; a "
-        "deviation is at least half a token",
+        causal_form="center and width are shares of the visible past n_t = min(p_t, W - 1), counted backwards, "
+                    "there of the sentence; a deviation is at least half a token",
     ),
     needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts += -(d - P_t)^2 / (2 sd_t^2), P_t = n_t sigm(u_p h_t), sd_t = max(1/2, n_t sigm(u_d h_t) / 2), "

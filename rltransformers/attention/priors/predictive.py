@@ -92,9 +92,9 @@ SPEC = Spec(
         family="EXPL",
         horizon="window + 2",
         state="2 H window (all layers but the first)",
-        causal_form="the kernel covers the queries t - 2 to t, there t - 1 to t + 1; invisible keys count 0; "
-        "the layer below alone is convolved, where the later version (arXiv 2102.12895) and its code convolve its "
-        "mixture with the own logits, with a ReLU behind it, and mix once more",
+        causal_form="the kernel covers the queries t - 2 to t, there t - 1 to t + 1; invisible keys count 0; only"
+                    " the logits of the layer below are convolved, where the later version (arXiv 2102.12895) "
+                    "convolves their mixture with the layer's own, applies a ReLU and mixes again",
     ),
     offers=(Feature.CARRY, Feature.MIXED_LAYERS), needs=(Feature.LOGITS,),
     refuses=(

@@ -129,9 +129,9 @@ SPEC = Spec(
     traits=Traits(
         causality="X",
         family="SEL",
-        causal_form="the newest keys of a bucket in place of chunks of the sorted sequence, whose borders depend on "
-        "later tokens; a fixed number of buckets; -5e4 in place of -1e5 for the token itself; products with keys of "
-        "length 1 are divided by sqrt(Dh), in the authors' code not",
+        causal_form="a query reads the newest keys of its bucket, there chunks of the sorted sequence, whose "
+                    "borders depend on later tokens; the number of buckets is fixed; the token itself has a logit"
+                    " of -5e4, there -1e5; products are divided by sqrt(Dh), in the authors' code not",
     ),
     offers=(Feature.SELECTION, Feature.TIED_KEYS), needs=(Feature.LOGITS, Feature.PRODUCTS),
     refuses=(

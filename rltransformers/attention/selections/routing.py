@@ -108,10 +108,10 @@ SPEC = Spec(
     traits=Traits(
         causality="X",
         family="SEL",
-        causal_form="a centroid takes its newest tokens in place of its nearest ones, which may lie in the future; "
-        "a token belongs to one centroid, and a query without keys there reads nothing; centroids move between "
-        "collecting and learning and return to the sphere; products are divided by sqrt(Dh), which the authors' code "
-        "takes out again when it normalizes queries",
+        causal_form="a query reads the newest keys of its centroid, there the nearest ones, which may lie in the "
+                    "future; a token belongs to one centroid, and a query without keys there reads nothing; "
+                    "centroids move between collecting and learning, and are normalized; products are divided by "
+                    "sqrt(Dh), in the authors' code not",
     ),
     offers=(Feature.SELECTION,), needs=(Feature.LOGITS, Feature.PRODUCTS), produces=(Loss("commitment"),),
     refuses=(

@@ -119,9 +119,9 @@ SPEC = Spec(
         causality="X",
         family="SEL",
         horizon="memory",
-        causal_form="every query has a walk of its own over its past in place of one walk over all nodes; most likely "
-        "steps in place of samples; the logarithm of an edge's probability is added to its score, which trains the "
-        "walk in place of REINFORCE; no distances in the walk",
+        causal_form="every query has a walk of its own over its past, there one walk covers all nodes; steps are "
+                    "the most likely ones, there samples; the log-probability of an edge is added to its score, "
+                    "which trains the walk without REINFORCE; no distances in the walk",
     ),
     offers=(Feature.SELECTION,), needs=(Feature.LOGITS, Feature.PRODUCTS),
     refuses=(

@@ -115,9 +115,10 @@ SPEC = Spec(
         causality="X",
         family="SEL",
         horizon="memory",
-        causal_form="completed blocks before the own one alone are mixed, by a softmax over the row in place of rows "
-        "and columns in turn with noise; blocks are scored by products of means of keys in place of a network with one "
-        "output per block; a learned key and value stand where there is no block",
+        causal_form="only completed blocks before the token's own are mixed, by a softmax over rows, there by "
+                    "normalizing rows and columns in turn, with noise; blocks are scored by products of mean "
+                    "keys, there by a network with one output per block; a learned key and value replace a "
+                    "missing block",
     ),
     needs=(Feature.LOGITS, Feature.PRODUCTS),
     refuses=(
