@@ -3,7 +3,7 @@
 Axes: B batch, T tokens of a call, S tokens that have elements, N elements, D model width, R rows of memory and tokens.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -208,6 +208,12 @@ class Call:
         if key not in self.made:
             self.made[key] = Call(self.tokens.cut(block))
         return replace(self.made[key], probe=self.probe)
+
+    def tell(self, name: str, values: Callable[[], Tensor]) -> None:
+        """Report the mean over the valid tokens of ``values()`` [B, T, ...], which are computed for a record alone."""
+        if self.probe.listens:
+            with torch.no_grad():
+                self.probe.metric(name, values()[self.tokens.valid()].mean())
 
     def silent(self) -> "Call":
         """The same call without a record."""

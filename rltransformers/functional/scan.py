@@ -70,7 +70,8 @@ def _conjugates(x: Float[Tensor, "B T 2 *n"]) -> Float[Tensor, "B T 2 *n"]:
     return torch.stack([x[:, :, 0], -x[:, :, 1]], 2)
 
 
-def _complex_products(x: Float[Tensor, "B T 2 *#n"], y: Float[Tensor, "#B #T 2 *#n"]) -> Float[Tensor, "B T 2 *n"]:
+def complex_products(x: Float[Tensor, "B T 2 *#n"], y: Float[Tensor, "#B #T 2 *#n"]) -> Float[Tensor, "B T 2 *n"]:
+    """Products of complex numbers, whose parts stand on axis 2."""
     (a, b), (c, d) = x.unbind(2), y.unbind(2)
     return torch.stack([a * c - b * d, a * d + b * c], 2)
 
@@ -86,7 +87,7 @@ class Algebra:
 
 
 REAL = Algebra(torch.mul)
-COMPLEX = Algebra(_complex_products, conjugates=_conjugates)
+COMPLEX = Algebra(complex_products, conjugates=_conjugates)
 MAXIMA = Algebra(torch.add, torch.maximum, float("-inf"))
 
 

@@ -49,8 +49,7 @@ class AverageAttention(StateMixer):
         mean, total = episode_mean(h, state["sum"], call.tokens)
         past = self.feed_forward(mean.to(h.dtype))
         input_gate, past_gate = self.gates(torch.cat([h, past], -1)).sigmoid().chunk(2, -1)
-        if call.probe.listens:
-            call.probe.metric("past_gate", past_gate.detach()[call.tokens.valid()].mean())
+        call.tell("past_gate", lambda: past_gate)
         return Mixed(chosen(input_gate * h + past_gate * past, call.wanted), {"sum": total})
 
 

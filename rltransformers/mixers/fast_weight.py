@@ -86,10 +86,9 @@ class FastWeights(HeadsMixer):
             read, weights = causal_sums(query, key, value, state["weights"], call.tokens)
         else:
             beta = self.rate(h).sigmoid().transpose(1, 2)
-            if call.probe.listens:
-                call.probe.metric("rate", beta.detach().transpose(1, 2)[call.tokens.valid()].mean())
-            beta = beta.repeat_interleave(share, 1)
-            read, weights = delta_sums(query, key, value, beta, state["weights"], call.tokens)
+            call.tell("rate", lambda: beta.transpose(1, 2))
+            rates = beta.repeat_interleave(share, 1)
+            read, weights = delta_sums(query, key, value, rates, state["weights"], call.tokens)
         return read, {"weights": weights}
 
 

@@ -72,8 +72,7 @@ class FastForgetfulMemory(StateMixer):
         entries = F.pad(real, (0, 0, 0, 0, 0, 1))  # numbers that a token adds are real
         sums, after = complex_scan(self.decays()[None, None], entries, state["sum"], call.tokens)
         gate = gate.sigmoid()
-        if call.probe.listens:
-            call.probe.metric("gate", gate.detach()[call.tokens.valid()].mean())
+        call.tell("gate", lambda: gate)
         gate = chosen(gate, call.wanted)
         read = self.out(chosen(sums, call.wanted).flatten(2).to(h.dtype)) * gate
         return Mixed(F.layer_norm(read, read.shape[-1:]) + (1 - gate) * chosen(h, call.wanted), {"sum": after})

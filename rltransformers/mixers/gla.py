@@ -61,8 +61,7 @@ class GatedLinearAttention(StateMixer):
         q, k, v = dims.by_head(self.project(h))
         rates = self.rates(h)
         log_decay = F.logsigmoid(rates.to(torch.promote_types(rates.dtype, torch.float32))) / self.temperature
-        if call.probe.listens:
-            call.probe.metric("kept", log_decay.detach().exp()[call.tokens.valid()].mean())
+        call.tell("kept", lambda: log_decay.exp())
         log_decay = log_decay.unflatten(-1, (dims.kv_heads, -1)).transpose(1, 2)
         k, v, log_decay = (rows.repeat_interleave(dims.share, 1) for rows in (k, v, log_decay))
         read, after = channel_sums(q * dims.head_dim**-0.5, k, v, state["sum"], call.tokens, log_decay)

@@ -72,8 +72,7 @@ class SpatialGating(StateMixer):
         weights = by_place(self.weight, tokens) if self.absolute else by_distance(self.weight, tokens)
         bias = self.bias[tokens.p % self.tokens][..., None] if self.absolute else self.bias
         gate = many_taps(rows, weights) + bias
-        if call.probe.listens:
-            call.probe.metric("gate", gate.detach()[tokens.valid()].mean())
+        call.tell("gate", lambda: gate)
         mixed = self.out(chosen(value * gate, call.wanted))
         return Mixed(mixed, {"taps": newest_rows(rows, state["taps"], tokens)})
 

@@ -84,8 +84,7 @@ class Mamba2(StateMixer):
         key, query = (rows[:, None].expand(-1, self.heads, -1, -1) for rows in (key, query))
         delta = F.softplus(step.to(torch.promote_types(step.dtype, torch.float32)) + self.step_bias).transpose(1, 2)
         log_decay = -self.log_rate.exp()[:, None] * delta
-        if call.probe.listens:
-            call.probe.metric("kept", log_decay.detach().exp().transpose(1, 2)[call.tokens.valid()].mean())
+        call.tell("kept", lambda: log_decay.exp().transpose(1, 2))
         value = x * delta[..., None]
         read, total = causal_sums(query, key, value, state["sum"], call.tokens, log_decay=log_decay)
         read = read + self.skip[:, None, None] * x

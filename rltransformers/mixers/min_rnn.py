@@ -76,8 +76,7 @@ class MinGRU(StateMixer):
         gates, candidate = projected.split([self.gates * self.size, self.size], -1)
         logits = self.update_logits(gates)
         update, keep = logits.sigmoid(), (-logits).sigmoid()
-        if call.probe.listens:
-            call.probe.metric("update", update.detach()[call.tokens.valid()].mean())
+        call.tell("update", lambda: update)
         rows, carry = scan(keep, update * positive_candidate(candidate), state["carry"], call.tokens)
         mixed = self.out(chosen(rows, call.wanted).to(h.dtype))
         if self.highway is not None:

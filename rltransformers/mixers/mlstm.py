@@ -96,8 +96,7 @@ class MatrixLSTM(StateMixer):
         q, k, v = self.query(near), self.key(near), self.value(x)
         gates = self.gates(torch.cat([q, k, v], -1))
         log_input, forget = gates.to(torch.promote_types(gates.dtype, torch.float32)).transpose(1, 2).chunk(2, 1)
-        if call.probe.listens:
-            call.probe.metric("kept", forget.detach().sigmoid().transpose(1, 2)[call.tokens.valid()].mean())
+        call.tell("kept", lambda: forget.sigmoid().transpose(1, 2))
         q, k, v = (rows.unflatten(-1, (self.heads, -1)).transpose(1, 2) for rows in (q, k, v))
         k = k * self.head_dim**-0.5
         read, after = exponential_attention(q, k, v, log_input, F.logsigmoid(forget), state, call.tokens)

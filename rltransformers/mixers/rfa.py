@@ -90,8 +90,7 @@ class RandomFeatureAttention(KernelAttention):
             return super().read(h, q, k, v, state, call)
         logit = self.gate(h).transpose(1, 2)
         logit = logit.to(torch.promote_types(logit.dtype, torch.float32))
-        if call.probe.listens:
-            call.probe.metric("kept", logit.detach().sigmoid().transpose(1, 2)[call.tokens.valid()].mean())
+        call.tell("kept", lambda: logit.sigmoid().transpose(1, 2))
         key = self.of_keys(k) * (-logit).sigmoid()[..., None]
         return self.attend(self.of_queries(q), key, v, state, call.tokens, -F.softplus(-logit))
 

@@ -73,8 +73,7 @@ class RealGatedLRU(StateMixer):
         x, taps = self.conv(x, state["taps"], call.tokens)
         recurrence, entry = self.gates(x).to(torch.promote_types(x.dtype, torch.float32)).sigmoid().chunk(2, -1)
         log_keep = -SHARPNESS * F.softplus(self.rate.to(recurrence.dtype)) * recurrence
-        if call.probe.listens:
-            call.probe.metric("kept", log_keep.detach().exp()[call.tokens.valid()].mean())
+        call.tell("kept", lambda: log_keep.exp())
         scale = (-torch.expm1(2 * log_keep)).clamp(min=LEAST).sqrt()
         rows, carry = scan(log_keep.exp(), scale * (entry * x), state["carry"], call.tokens)
         mixed = F.gelu(chosen(branch, call.wanted)) * chosen(rows, call.wanted).to(h.dtype)

@@ -92,10 +92,8 @@ class RWKV7(StateMixer):
         q, k, v, a, g = (self.by_head(x) for x in (query, key, value, rate, log_decay))
         # What is taken away is read before the matrix decays: a share of at least 0.545 is undone.
         read, weights = rank_one_sums(q, k, v, direction * (-g).exp(), direction * a, state["weights"], call.tokens, g)
-        if call.probe.listens:
-            valid = call.tokens.valid()
-            call.probe.metric("rate", rate.detach()[valid].mean())
-            call.probe.metric("kept", log_decay.detach()[valid].exp().mean())
+        call.tell("rate", lambda: rate)
+        call.tell("kept", lambda: log_decay.exp())
         heads = F.layer_norm(read, read.shape[-1:], eps=1e-5 * self.head_dim)
         bonus = (self.by_head(query * key * self.bonus).sum(-1, keepdim=True) * v).transpose(1, 2).flatten(2)
         mixed = heads.transpose(1, 2).flatten(2) * self.gain + self.bias + bonus

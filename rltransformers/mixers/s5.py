@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
-from rltransformers.functional.scan import complex_scan
+from rltransformers.functional.scan import complex_products, complex_scan
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_order
 
 RATE = 0.5
@@ -99,9 +99,8 @@ class S5(StateMixer):
         return torch.stack([radius * phase.cos(), imaginary]), of_inputs
 
     def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
-        decay, (a, b) = self.discrete()
-        c, d = self.project(h).unflatten(-1, (2, self.states)).unbind(-2)
-        entries = torch.stack([a * c - b * d, a * d + b * c], -2)
+        decay, of_inputs = self.discrete()
+        entries = complex_products(self.project(h).unflatten(-1, (2, self.states)), of_inputs[None, None])
         rows, carry = complex_scan(decay[None, None], entries, state["carry"], call.tokens)
         read = self.out(chosen(rows, call.wanted).flatten(2).to(h.dtype))
         return Mixed(read + self.skip * chosen(h, call.wanted), {"carry": carry})

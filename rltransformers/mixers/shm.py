@@ -83,8 +83,7 @@ class StableHadamardMemory(HeadsMixer):
     ) -> tuple[Tensor, LayerState]:
         """Tells the mean of eta as "strength"."""
         strength = self.strength(h).sigmoid()
-        if call.probe.listens:
-            call.probe.metric("strength", strength.detach()[call.tokens.valid()].mean())
+        call.tell("strength", lambda: strength)
         key, value = (x.transpose(1, 2) for x in (shares(k), v))
         entries = key[..., None] * (strength[..., None] * value)[..., None, :]
         rows, after = scan(self.factors(h, call.tokens.p), entries, state["sum"], call.tokens)
