@@ -10,6 +10,7 @@ from torch import Tensor
 from rltransformers.blocks.leaving import Drawn, Leaving
 from rltransformers.core.record import Probe, Record
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
+from rltransformers.functional.modules import masked_mean
 from rltransformers.mixers.interface import LayerState
 from rltransformers.stacks.plain import Plain
 
@@ -56,8 +57,7 @@ class Exits(Plain):
                 stays += [~left] if call.probe.listens else []
         if call.probe.listens:
             used = sum(stays, torch.ones_like(left, dtype=x.dtype))
-            valid = call.tokens.valid().to(used.dtype)
-            call.probe.at("exits").metric("layers", (used * valid).sum() / valid.sum().clamp(min=1))
+            call.probe.at("exits").metric("layers", masked_mean(used, call.tokens.valid()))
         return x, after
 
     def hand_out(self, x: Tensor, states: Sequence[LayerState], call: Call, record: Record) -> None:

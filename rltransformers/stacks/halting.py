@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.functional.call import EVERY, Call, chosen
+from rltransformers.functional.modules import masked_mean
 from rltransformers.mixers.interface import LayerState
 from rltransformers.stacks.plain import Plain
 
@@ -86,8 +87,7 @@ class AdaptiveTime(Plain):
             total = total + weight[..., None] * mixed.out
             x = torch.where(frozen[..., None], x, mixed.out)
         if call.probe.listens:
-            valid = call.tokens.valid().to(x.dtype)
-            count = valid.sum().clamp(min=1)
-            call.probe.loss("ponder", (halting.ponder() * valid).sum() / count)
-            call.probe.at("halting").metric("steps", (halting.steps.detach() * valid).sum() / count)
+            valid = call.tokens.valid()
+            call.probe.loss("ponder", masked_mean(halting.ponder(), valid))
+            call.probe.at("halting").metric("steps", masked_mean(halting.steps.detach(), valid))
         return chosen(total, call.wanted), after
