@@ -67,6 +67,8 @@ SCALED: dict[tuple[str, str], dict[str, Any]] = {
     ("mixer", "memory_compressed"): {"mixer": "memory_compressed"},
     ("mixer", "linformer"): {"mixer": {"name": "linformer", "block": 16, "slots": 4}},
     ("prior", "realformer"): {"prior": "realformer"},
+    ("prior", "lazyformer"): {"prior": "lazyformer"},
+    ("prior", "predictive"): {"prior": "predictive"},
     ("head_mixing", "decoupled"): {"head_dim": 16, "value_dim": 48},
     ("head_mixing", "collaborative"): {"head_mixing": {"name": "collaborative", "width": 64}},
     ("span", "adaptive"): {"span": {"name": "adaptive", "ramp": 32.0, "initial": 0.5}},
@@ -228,7 +230,7 @@ def costs_of(name: str, config: BackboneConfig, lengths: Sequence[int], repetiti
         x = torch.randn(1, length, WIDTH, requires_grad=True)
         return lambda: backbone(x)[0], list(backbone.parameters())
 
-    return measure(name, forward_of, lengths, repetitions, state_bytes, LAYERS)
+    return measure(name, forward_of, lengths, repetitions, state_bytes, config.layers)
 
 
 def measure(

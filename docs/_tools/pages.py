@@ -63,9 +63,9 @@ NOTES = {
     "span": "Take `adaptive` with the loss `span` to learn how long a memory the task needs. Layers cycle through a "
     "list.",
     "memory_kind": "`transformer_xl` is for learning online: an update sees old steps with its own weights. `cache` "
-    "costs less and is enough where a segment holds the whole context. The other three keep steps that have left the "
-    "window: `compressive` at a lower resolution, `memorizing` all of the last thousand, `slots` in a few vectors that "
-    "are rewritten.",
+    "needs less memory while acting and is enough where a segment holds the whole context. The other "
+    "three keep steps that have left the window: `compressive` at a lower resolution, `memorizing` all of"
+    " the last thousand, `slots` in a few vectors that are rewritten.",
     "depth": "`universal` has the parameters of one layer. `depth_adaptive` and `calm` save computation while acting "
     "([leaving early](../backbone.md#leaving-early)).",
     "residual": "The preset `gtrxl` sets `gru`, most presets of language models `pre_ln`. `post_ln` is the order of "

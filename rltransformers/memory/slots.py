@@ -161,7 +161,7 @@ SPEC = Spec(
     summary="Every layer has slots, and every block of tokens rewrites the one that was written least recently.",
     build=SlotMemory, options=Options, example={"memory_kind": {"name": "slots", "slots": 2, "block": 3}},
     traits=Traits(
-        family="SLOT", horizon="episode", state="(memory + K + block) D", time="T^2",
+        family="SLOT", horizon="episode", state="(memory + K + block - 1) D", time="T^2",
         causal_form="slots are read in one softmax with the window, as in the recurrent memory transformer, in "
                     "ELMUR by a second attention; blocks count from the start of the episode, and tokens see "
                     "across their borders as far as the memory reaches; slots read inputs of the layer, there its"

@@ -67,8 +67,8 @@ SPEC = Spec(
     build=build, options=Options,
     example={"memory": 11, "pattern": {"name": "image_2d", "width": 3, "rows": 2, "columns": 2, "above": 1}},
     traits=Traits(
-        horizon="(rows + above) width - 1",
-        state="(rows + above) width D",
+        horizon="(rows + above - 1) width + columns + beside - 1",
+        state="((rows + above - 1) width + columns + beside - 1) D",
         causal_form="tokens come row by row, there block by block, so a token sees no later block beside its own;"
                     " the grid starts with the episode",
     ),
