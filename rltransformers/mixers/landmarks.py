@@ -92,8 +92,9 @@ def _softmax(logits: Tensor, allowed: Bool[Tensor, "..."]) -> Tensor:
 
 
 TRAITS = Traits(
-    causality="X", family="SLOT", horizon="(landmarks + 1) block - 1", state="window x 3 H Dh",
-    causal_form="blocks from the episode start; landmarks and normalizers use completed blocks only",
+    causality="X", family="SLOT", horizon="(landmarks + 1) block - 1",
+    state="memory D (training), memory 3 H Dh more (acting)",
+    causal_form="blocks count from the start of the episode; landmarks and normalizers use completed blocks only",
 )  # fmt: skip
 
 
