@@ -116,10 +116,10 @@ class DecisionTransformer(OnlineLearner):
         top_fraction: train only on the episodes of highest return that together hold at most this fraction of the
             steps (at least one episode); with mode "bc" and 0.1 this is the 10 % behavior cloning of the paper.
         return_head: "expectile" predicts from observations and actions the largest return-to-go that the data hold for
-            them (Reinformer, arXiv 2405.08740), and acting asks for that unless it is given a target, within the
-            returns of the data and of its answer before. Needs mode "dt", and returns outside the sequence.
+            them (Reinformer, arXiv 2405.08740), and acting asks for that unless it is given a target, and for no more
+            than the data hold at that step. Needs mode "dt", and returns outside the sequence.
         expectile: level tau of the predicted return: 1/2 predicts the mean, and the nearer to 1, the nearer to the
-            largest return (0.9 to 0.999).
+            largest return (0.99 to 0.9999).
         return_in: "sequence" has a token of the return in every step; "condition" leaves returns out of the sequence
             and lets the newest one condition its output: a third fewer tokens, and a past that no target changes. None:
             "condition" with a return head, which must not read returns, else "sequence".
@@ -182,7 +182,7 @@ class DecisionTransformer(OnlineLearner):
         acting_mode: ActingMode | Literal["auto"] = "auto",
         acting: Acting = "eager",
         return_head: ReturnHead | None = None,
-        expectile: Expectile = 0.99,
+        expectile: Expectile = 0.999,
         return_in: ReturnIn | None = None,
         critic: CriticName | None = None,
         critic_kwargs: Mapping[str, Any] | None = None,

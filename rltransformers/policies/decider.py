@@ -99,9 +99,9 @@ class Decider:
         range_to_go: lowest and highest return-to-go in the data; with a discount what is asked for leaves it only as
             far as the target does.
 
-    Where nobody asks for a return, a return head answers: with the return-to-go that it predicts, but at most with the
-    largest of the data at this step of an episode (``DecisionPolicy.limit``), and at most with what the reward left of
-    its answer before.
+    Where nobody asks for a return, a return head answers: with the return-to-go that it predicts, or with what the
+    reward left of its answer before where that is more, but at most with the largest return-to-go of the data at this
+    step of an episode (``DecisionPolicy.limit``).
 
     In the mode ``refresh`` two streams of every environment read the same tokens. Stream s begins anew at the steps n h
     with n even (s = 0) or odd (s = 1), and decides from its K - h-th step to its K-th, the first one from its first: by
@@ -372,10 +372,11 @@ class Decider:
         """What the return head predicts, and its answer within the limits, in reward units.
 
         Args:
-            left: what the reward left of the last answer; NaN for no limit.
+            left: what the reward left of the last answer; NaN where there is none.
         """
         predicted = self.policy.predicted_return(features).to(left.dtype) * self.policy.return_scale
-        return predicted, predicted.minimum(self.policy.limit(step)).minimum(left.masked_fill(left.isnan(), torch.inf))
+        wanted = predicted.maximum(left.masked_fill(left.isnan(), -torch.inf))
+        return predicted, wanted.minimum(self.policy.limit(step))
 
     def _read(
         self,

@@ -20,6 +20,7 @@ from rltransformers.data.sampler import ChunkTargets
 from rltransformers.policies.shipping import DecisionInFile
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.offline.evaluation_callback import EvaluationCallback
+from rltransformers.training.offline.settings import Settings
 from tests.agents.test_decision_transformer import TINY, Losses, make, record, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:the return head predicts")  # after a few updates
@@ -384,6 +385,17 @@ def test_a_model_whose_head_is_of_an_earlier_version_is_refused(data: Trajectori
     save_checkpoint(tmp_path / "other", saved.kind, saved.settings, saved.tensors)
     with pytest.raises(CheckpointError, match="its return head is of an earlier version"):
         DecisionTransformer.load(tmp_path / "other", device="cpu")
+
+
+def test_the_expectile_of_an_earlier_default_is_kept_by_a_head_and_dropped_without(
+    data: Trajectories, tmp_path: Path
+) -> None:
+    for head, expected in (("expectile", 0.99), (None, Settings.expectile)):
+        make(data, return_head=head).save(tmp_path / "model")
+        saved = load_checkpoint(tmp_path / "model", "DecisionTransformer")
+        saved.settings["settings"]["expectile"] = 0.99
+        save_checkpoint(tmp_path / "other", saved.kind, saved.settings, saved.tensors)
+        assert DecisionTransformer.load(tmp_path / "other", device="cpu").settings.expectile == expected
 
 
 def test_evaluations_say_what_the_head_predicted(data: Trajectories) -> None:

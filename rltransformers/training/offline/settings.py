@@ -150,7 +150,7 @@ class Settings:
     acting: Acting = "eager"
     seed: WholeNumber = 0
     return_head: ReturnHead | None = None
-    expectile: Expectile = 0.99
+    expectile: Expectile = 0.999
     return_in: ReturnIn = "sequence"
     critic: CriticName | None = None
     critic_options: CriticOptions | None = None

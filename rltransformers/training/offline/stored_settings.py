@@ -45,6 +45,8 @@ def read_settings(stored: Any, tensors: Mapping[str, Any]) -> tuple[Settings, Te
     if "decay" not in tensors and values.get("decay_steps", 0) is None:  # files from before None let the rate fall
         values["decay_steps"] = 0
     values = {field.name: values.pop(field.name) for field in fields(Settings)} | values  # all of them, no other
+    if values["return_head"] is None:  # files from before the default was raised hold another one
+        values["expectile"] = Settings.expectile
     kinds: dict[str, Any] = {"critic_options": CriticOptions, "advantage_options": AdvantageOptions}
     for name, kind in kinds.items():
         if values[name] is not None:
