@@ -98,7 +98,7 @@ def evaluate_decisions(
                 all_actions[path][idle] = value
         # Copies: an environment may keep its action for its next step.
         copies = {path: value.copy() for path, value in all_actions.items()}
-        return copies[""] if "" in copies else split_members(space, copies)
+        return split_members(space, copies)
 
     env.next_seed = next_seed
     bar = tqdm(total=len(episodes), desc="evaluating", unit="episode", disable=not progress, leave=False)
