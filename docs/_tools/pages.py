@@ -183,36 +183,12 @@ def sentence(spec: Spec) -> str:
 
 
 def options(spec: Spec) -> list[tuple[str, ...]]:
-    """Rows about the options of a mechanism: name, default, accepted values, meaning."""
+    """Rows about the options of a mechanism: name, default, accepted values as messages name them, meaning."""
     rows: list[tuple[str, ...]] = []
     for each in option_entries(spec.axis, spec):
-        accepts = each["accepts"].replace("None (null)", "null").replace(" in [", ", ").removesuffix(".")
-        rows.append(
-            (
-                f"`{each['key'].rpartition('.')[2]}`",
-                each["default"],
-                span_of(accepts),
-                re.sub(r"\bNone\b", "null", each["says"]),
-            )
-        )
+        accepts, says = (re.sub(r"\bNone( \(null\))?", "null", each[key]) for key in ("accepts", "says"))
+        rows.append((f"`{each['key'].rpartition('.')[2]}`", each["default"], accepts, says))
     return rows
-
-
-def span_of(accepts: str) -> str:
-    """A range as words: "whole number, 1 to 8" for "a whole number, 1, 8]"."""
-    text = re.sub(r", ([-\d.e+]+), ([-\d.e+]+)([\])])", _range, accepts)
-    text = re.sub(r" in \(0, ([-\d.e+]+)\]", lambda found: f", above 0, up to {_number(found.group(1))}", text)
-    return text.replace("a whole number", "integer").replace("a finite number", "number").replace("a text", "text")
-
-
-def _range(found: re.Match[str]) -> str:
-    low, high, end = found.groups()
-    return f", at least {_number(low)}, below {_number(high)}" if end == ")" else f", {_number(low)} to {_number(high)}"
-
-
-def _number(text: str) -> str:
-    value = float(text)
-    return f"{int(value):,}" if value == int(value) else text
 
 
 def common(specs: Sequence[Spec]) -> list[tuple[str, ...]]:

@@ -262,8 +262,8 @@ RESIDUALS = by_name(
         formula="sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y", traits=N_A,
     ),
     Spec(
-        "R2-sigtanh", "sigtanh", "residual", GTRXL, "A gate on the output of the submodule, computed from that "
-                                                    "output.",
+        "R2-sigtanh", "sigtanh", "residual", GTRXL,
+        "A gate on the output of the submodule, computed from that output.",
         partial(build_gated, SigTanhGate), GateOptions, formula="x + sigmoid(W y - b) tanh(U y)", traits=N_A,
     ),
     Spec(
