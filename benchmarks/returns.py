@@ -1,19 +1,22 @@
 """Returns of the Decision Transformers of d3rlpy and Hugging Face on a recording of ours, asked for what ours is asked.
 
-Data, updates, batch, context, width, layers and heads are those of the config ``dt_cartpole_mixture``; everything else
-is the default of d3rlpy, or the recipe of Hugging Face's page on training one. Their own sizes take too long on a CPU:
-3.7 s an update for d3rlpy, 0.23 s for Hugging Face, where these take 0.08 s. Axes: E episodes, B batch, K context.
+Data, updates, batch, context, width, layers and heads are those of a config (``dt-returns``: ``dt_cartpole_mixture``).
+Everything else is the default of d3rlpy (for Boxes with the scales of its own script), or the recipe of Hugging Face's
+page on training one. Their own sizes take too long on a CPU: 3.7 s an update for d3rlpy, 0.23 s for Hugging Face, where
+these take 0.08 s. Axes: E episodes, B batch, K context.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import nn
 
@@ -25,8 +28,13 @@ from rltransformers.training.runs.experiment import ExperimentConfig
 from rltransformers.zoo.suites import SUITES, read_suite
 
 CONFIG, SUITE = "dt_cartpole_mixture", "first_data"
-Act = Callable[[Sequence[int], NDArray[np.float32], NDArray[np.float64]], Sequence[int]]
+Act = Callable[[Sequence[int], NDArray[np.float32], NDArray[np.float64]], Sequence[Any]]
 """Actions of the episodes with these numbers, from their observations and the rewards before them."""
+Begin = Callable[[float, int], Act]
+"""Begins E episodes that are asked for a return."""
+Watch = Callable[[int, Mapping[str, Begin]], None]
+"""Told the updates so far, before the first and after each, and the ways to choose actions by the present weights; ends
+the training by an exception."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +45,18 @@ class Peer:
         name: in tables.
         packages: that it needs.
         setting: what its maker sets, in words.
-        train: trains on data with a seed; returns what begins E episodes that are asked for a return, by how actions
-            are chosen.
+        train: trains on data with a seed, and tells a watch of it; returns the ways to choose actions, by name.
     """
 
     name: str
     packages: tuple[str, ...]
     setting: str
-    train: Callable[[Trajectories, ExperimentConfig, int], Mapping[str, Callable[[float, int], Act]]]
+    train: Callable[[Trajectories, ExperimentConfig, int, Watch], Mapping[str, Begin]]
+
+    @property
+    def installed(self) -> bool:
+        """Whether its packages are."""
+        return all(find_spec(package) is not None for package in self.packages)
 
 
 def dt_returns(*, repetitions: int = 5, only: Sequence[str] | None = None) -> Iterator[Row]:
@@ -81,7 +93,7 @@ def rows_of(peer: Peer, config: ExperimentConfig, data: Trajectories, repetition
     for seed in range(repetitions):
         began = time.process_time()
         try:
-            ways = peer.train(data, config, seed)
+            ways = peer.train(data, config, seed, lambda *_: None)
         except ImportError as error:
             raise SystemExit(f"{peer.name} is missing: pip install {' '.join(peer.packages)}") from error
         seconds.append(time.process_time() - began)
@@ -115,7 +127,7 @@ def error_of(returns: Mapping[float, Sequence[float]]) -> float:
     return math.sqrt(np.mean([(asked - got) ** 2 for asked, each in returns.items() for got in each]))
 
 
-def play(config: ExperimentConfig, begin: Callable[[float, int], Act], target: float) -> list[float]:
+def play(config: ExperimentConfig, begin: Begin, target: float) -> list[float]:
     """Returns of as many episodes as the config evaluates, stepped together, with its seeds."""
     evaluation = config.evaluation
     envs = [gymnasium.make(config.environment.id) for _ in range(evaluation.episodes)]
@@ -136,53 +148,81 @@ def play(config: ExperimentConfig, begin: Callable[[float, int], Act], target: f
 # --- d3rlpy ---
 
 
-def train_d3rlpy(data: Trajectories, config: ExperimentConfig, seed: int) -> Mapping[str, Callable[[float, int], Act]]:
-    """By ``DiscreteDecisionTransformer``, whose wrapper acts in one episode and draws its actions."""
+def train_d3rlpy(data: Trajectories, config: ExperimentConfig, seed: int, watch: Watch) -> Mapping[str, Begin]:
+    """By its class for the kind of action, whose wrapper acts in one episode; discrete actions are drawn."""
     import d3rlpy
-    from d3rlpy.algos import DiscreteDecisionTransformerConfig
+    from d3rlpy.algos import DecisionTransformerConfig, DiscreteDecisionTransformerConfig
     from d3rlpy.logging import NoopAdapterFactory
     from d3rlpy.models import VectorEncoderFactory
+    from d3rlpy.preprocessing import MultiplyRewardScaler, StandardObservationScaler
 
     d3rlpy.seed(seed)
+    discrete = isinstance(data.action_space, spaces.Discrete)
+    kind, scalers = DiscreteDecisionTransformerConfig, {}
+    if not discrete:
+        kind = DecisionTransformerConfig
+        scalers = {
+            "observation_scaler": StandardObservationScaler(), "reward_scaler": MultiplyRewardScaler(1 / SCALE)
+        }  # fmt: skip
     flags = [flags.astype(np.float32) for flags in (data.terminations, data.truncations)]
     dataset = d3rlpy.dataset.MDPDataset(
         np.concatenate([episode.observations for episode in episodes(data)]),
-        data.actions[""].reshape(-1, 1),
+        data.actions[""].reshape(data.steps, -1),
         data.rewards.reshape(-1, 1),
         *flags,
-        action_space=d3rlpy.ActionSpace.DISCRETE,
+        action_space=d3rlpy.ActionSpace.DISCRETE if discrete else d3rlpy.ActionSpace.CONTINUOUS,
     )
     backbone, updates = config.backbone, config.train.gradient_steps
-    algorithm: Any = DiscreteDecisionTransformerConfig(
+    algorithm: Any = kind(
         batch_size=config.algorithm["batch_size"],
         context_size=config.algorithm["context_length"],
         encoder_factory=VectorEncoderFactory([backbone["width"]]),
         num_layers=backbone["layers"],
         num_heads=backbone["heads"],
+        **scalers,
     ).create()
-    algorithm.fit(dataset, updates, n_steps_per_epoch=updates, show_progress=False, logger_adapter=NoopAdapterFactory())
 
     def begin(target: float, count: int) -> Act:
         wrappers = [algorithm.as_stateful_wrapper(target) for _ in range(count)]
 
-        def act(rows: Sequence[int], observations: NDArray[np.float32], rewards: NDArray[np.float64]) -> Sequence[int]:
+        def act(rows: Sequence[int], observations: NDArray[np.float32], rewards: NDArray[np.float64]) -> Sequence[Any]:
             steps = zip(rows, observations, rewards, strict=True)
             return [wrappers[row].predict(observation, reward) for row, observation, reward in steps]
 
         return act
 
-    return {"drawn": begin}
+    ways = {"drawn" if discrete else "predicted": begin}
+    watch(0, ways)
+    algorithm.fit(
+        dataset,
+        updates,
+        n_steps_per_epoch=updates,
+        show_progress=False,
+        logger_adapter=NoopAdapterFactory(),
+        callback=lambda _, __, done: watch(done, ways),
+    )
+    return ways
 
 
 # --- Hugging Face ---
 
 SCALE, LEARNING_RATE, WEIGHT_DECAY, LARGEST_NORM, WARM_UP = 1000.0, 1e-4, 1e-4, 0.25, 0.1
 PADDED_ACTION = -10.0
+Choice = Literal["larger prediction", "drawn", "predicted"]
+
+
+@dataclass(frozen=True)
+class Units:
+    """Mean and deviation of observations [D], and what divides returns."""
+
+    mean: NDArray[np.float32]
+    deviation: NDArray[np.float32]
+    scale: float
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of one episode: observations [T, D], actions [T, A] (one-hot), rewards [T]."""
+    """Steps of one episode: observations [T, D], actions [T, A] (of numbers one-hot), rewards [T]."""
 
     observations: NDArray[np.float32]
     actions: NDArray[np.float32]
@@ -191,21 +231,19 @@ class Steps:
 
 def episodes(data: Trajectories) -> list[Steps]:
     """The steps of all episodes; an episode of T actions has T + 1 observations in the arrays."""
-    one_hot = np.eye(2, dtype=np.float32)
+    actions = data.actions[""]
+    if isinstance(data.action_space, spaces.Discrete):
+        actions = np.eye(data.action_space.n, dtype=np.float32)[actions - data.action_space.start]
     spans = enumerate(zip(data.offsets, data.offsets[1:], strict=False))
-    return [
-        Steps(data.observations[""][a + row : b + row], one_hot[data.actions[""][a:b]], data.rewards[a:b])
-        for row, (a, b) in spans
-    ]
+    return [Steps(data.observations[""][a + row : b + row], actions[a:b], data.rewards[a:b]) for row, (a, b) in spans]
 
 
-def train_hugging_face(
-    data: Trajectories, config: ExperimentConfig, seed: int
-) -> Mapping[str, Callable[[float, int], Act]]:
+def train_hugging_face(data: Trajectories, config: ExperimentConfig, seed: int, watch: Watch) -> Mapping[str, Begin]:
     """By the recipe of https://huggingface.co/blog/train-decision-transformers, which is for continuous actions.
 
-    An action is the unit vector of its number, predicted with the squared error. Acting takes the larger of the two
-    numbers, or draws with them as probabilities, which the squared error makes of them.
+    A discrete action is the unit vector of its number, predicted with the squared error. Acting takes the largest of
+    the numbers, or draws with them as probabilities, which the squared error makes of them. Where 1 is the highest
+    return, returns are not divided.
     """
     from transformers import DecisionTransformerConfig, DecisionTransformerModel, get_linear_schedule_with_warmup
 
@@ -216,18 +254,30 @@ def train_hugging_face(
     everything = np.concatenate([each.observations for each in steps])
     mean, deviation = everything.mean(axis=0), everything.std(axis=0) + 1e-6
     context = config.algorithm["context_length"]
+    scale = SCALE if max(config.evaluation.target_returns) > 1 else 1.0
     model: Any = DecisionTransformerModel(
         DecisionTransformerConfig(
-            state_dim=len(mean), act_dim=2, hidden_size=backbone["width"], n_layer=backbone["layers"],
-            n_head=backbone["heads"], bos_token_id=None, eos_token_id=None,
+            state_dim=len(mean), act_dim=steps[0].actions.shape[1], hidden_size=backbone["width"],
+            n_layer=backbone["layers"], n_head=backbone["heads"], bos_token_id=None, eos_token_id=None,
         )
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     schedule = get_linear_schedule_with_warmup(optimizer, int(WARM_UP * updates), updates)
     lengths = np.array([len(each.rewards) for each in steps])
-    for _ in range(updates):
+
+    def beginning(choice: Choice) -> Begin:
+        return lambda target, count: HuggingFaceActing(
+            model, context, Units(mean, deviation, scale), target, count, choice
+        )
+
+    discrete = isinstance(data.action_space, spaces.Discrete)
+    choices: tuple[Choice, ...] = ("larger prediction", "drawn") if discrete else ("predicted",)
+    ways: dict[str, Begin] = {choice: beginning(choice) for choice in choices}
+    watch(0, ways)
+    for done in range(1, updates + 1):
+        model.train()
         picked = generator.choice(len(steps), config.algorithm["batch_size"], p=lengths / lengths.sum())
-        batch = windows([(steps[row], int(generator.integers(lengths[row]))) for row in picked], context)
+        batch = windows([(steps[row], int(generator.integers(lengths[row]))) for row in picked], context, scale)
         batch["states"] = batch["mask"][..., None] * (batch["states"] - mean) / deviation
         predicted = forward(model, batch)
         valid = torch.as_tensor(batch["mask"] > 0)
@@ -237,20 +287,16 @@ def train_hugging_face(
         nn.utils.clip_grad_norm_(model.parameters(), LARGEST_NORM)
         optimizer.step()
         schedule.step()
-    model.eval()
-
-    def beginning(draws: bool) -> Callable[[float, int], Act]:
-        return lambda target, count: HuggingFaceActing(model, context, mean, deviation, target, count, draws)
-
-    return {"larger prediction": beginning(False), "drawn": beginning(True)}
+        watch(done, ways)
+    return ways
 
 
-def windows(starts: Sequence[tuple[Steps, int]], context: int) -> dict[str, NDArray[Any]]:
+def windows(starts: Sequence[tuple[Steps, int]], context: int, scale: float = SCALE) -> dict[str, NDArray[Any]]:
     """Steps from these on, K of them or up to the end of the episode, filled up on the left."""
     batch = len(starts)
     arrays: dict[str, NDArray[Any]] = {
         "states": np.zeros((batch, context, starts[0][0].observations.shape[1]), np.float32),
-        "actions": np.full((batch, context, 2), PADDED_ACTION, np.float32),
+        "actions": np.full((batch, context, starts[0][0].actions.shape[1]), PADDED_ACTION, np.float32),
         "returns": np.zeros((batch, context, 1), np.float32),
         "timesteps": np.zeros((batch, context), np.int64),
         "mask": np.zeros((batch, context), np.float32),
@@ -260,14 +306,14 @@ def windows(starts: Sequence[tuple[Steps, int]], context: int) -> dict[str, NDAr
         at = slice(context - (end - start), context)
         arrays["states"][row, at] = episode.observations[start:end]
         arrays["actions"][row, at] = episode.actions[start:end]
-        arrays["returns"][row, at, 0] = episode.rewards[start:][::-1].cumsum()[::-1][: end - start] / SCALE
+        arrays["returns"][row, at, 0] = episode.rewards[start:][::-1].cumsum()[::-1][: end - start] / scale
         arrays["timesteps"][row, at] = np.arange(start, end)
         arrays["mask"][row, at] = 1
     return arrays
 
 
 def forward(model: Any, batch: Mapping[str, NDArray[Any]]) -> torch.Tensor:
-    """Predicted actions [B, K, 2]; rewards are an argument that the model does not use."""
+    """Predicted actions [B, K, A]; rewards are an argument that the model does not use."""
     predicted: torch.Tensor = model(
         states=torch.as_tensor(batch["states"], dtype=torch.float32),
         actions=torch.as_tensor(batch["actions"]),
@@ -284,26 +330,32 @@ class HuggingFaceActing:
     """Acts as the same page does: every decision runs the newest K steps, filled up on the left; E episodes at once."""
 
     def __init__(
-        self, model: Any, context: int, mean: Any, deviation: Any, target: float, count: int, draws: bool
+        self,
+        model: Any,
+        context: int,
+        units: Units,
+        target: float,
+        count: int,
+        choice: Choice,
     ) -> None:
-        self.model, self.context, self.mean, self.deviation, self.draws = model, context, mean, deviation, draws
+        self.model, self.context, self.units, self.choice = model.eval(), context, units, choice
         self.remaining, self.time = np.full(count, target), 0
-        self.states = np.zeros((count, context, len(mean)), np.float32)
-        self.actions = np.zeros((count, context, 2), np.float32)
+        self.states = np.zeros((count, context, len(units.mean)), np.float32)
+        self.actions = np.zeros((count, context, model.config.act_dim), np.float32)
         self.returns = np.zeros((count, context, 1), np.float32)
         self.generator = torch.Generator().manual_seed(0)
 
     @torch.no_grad()
     def __call__(
         self, rows: Sequence[int], observations: NDArray[np.float32], rewards: NDArray[np.float64]
-    ) -> Sequence[int]:
+    ) -> Sequence[Any]:
         """Actions; all episodes that still run are at the same step."""
         self.remaining[rows] -= rewards
         for window in (self.states, self.actions, self.returns):
             window[:, :-1] = window[:, 1:].copy()
             window[:, -1] = 0
-        self.states[rows, -1] = (observations - self.mean) / self.deviation
-        self.returns[rows, -1, 0] = self.remaining[rows] / SCALE
+        self.states[rows, -1] = (observations - self.units.mean) / self.units.deviation
+        self.returns[rows, -1, 0] = self.remaining[rows] / self.units.scale
         numbers = np.arange(self.time - self.context + 1, self.time + 1)
         batch = {
             "states": self.states[rows],
@@ -313,11 +365,14 @@ class HuggingFaceActing:
             "mask": np.tile((numbers >= 0).astype(np.float32), (len(rows), 1)),
         }
         predicted = forward(self.model, batch)[:, -1]
-        chosen = predicted.argmax(-1)
-        if self.draws:
-            chosen = torch.multinomial(predicted.clamp(min=1e-6), 1, generator=self.generator)[:, 0]
-        self.actions[rows, -1] = np.eye(2, dtype=np.float32)[chosen.numpy()]
         self.time += 1
+        if self.choice == "predicted":
+            self.actions[rows, -1] = predicted
+            return list(predicted.numpy())
+        chosen = predicted.argmax(-1)
+        if self.choice == "drawn":
+            chosen = torch.multinomial(predicted.clamp(min=1e-6), 1, generator=self.generator)[:, 0]
+        self.actions[rows, -1] = np.eye(predicted.shape[1], dtype=np.float32)[chosen.numpy()]
         actions: list[int] = chosen.tolist()
         return actions
 

@@ -53,7 +53,7 @@ COMMANDS = {
     "time-to-learn": Command(
         "learning",
         "time_to_learn",
-        "seconds to learn five small tasks, beside recurrent_ppo and two transformers",
+        "seconds to learn eight small tasks, beside recurrent_ppo and transformers of others",
         laws=GTRXL,
     ),
     "memory": Command("online", "memory", "GTrXL: bytes of memory per environment and of stored rollouts"),

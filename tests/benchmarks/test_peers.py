@@ -2,15 +2,19 @@
 
 import json
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks import learning, loops, returns
-from benchmarks.learning import Clock, Learned, Task, note_of
+from benchmarks.learning import note_of
 from benchmarks.peers import CleanRLEnvs, MarcoMeterEnvs, MarcoMeterWorker, Vectors, Watch
+from benchmarks.tasks import OURS_OFFLINE, Clock, Learned, OfflineTask, OnlineTask
 from rltransformers.cli.configs import find_config
 from rltransformers.core.errors import ConfigError
 from rltransformers.envs import make_vec_env
@@ -60,7 +64,7 @@ def test_both_programs_see_the_same_episodes() -> None:
 
 
 def test_the_clock_stops_while_weights_are_evaluated_and_ends_what_takes_too_long() -> None:
-    task = Task("task", {}, 1, aim=1.0, every=100)
+    task = OnlineTask("task", {}, 1, aim=1.0, every=100)
 
     def slow() -> float:
         until = time.process_time() + 0.05
@@ -157,3 +161,77 @@ def test_the_error_is_over_targets_and_episodes() -> None:
 def test_an_unknown_decision_transformer_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown peer 'd3rlpi'; did you mean 'd3rlpy'"):
         next(returns.dt_returns(only=["d3rlpi"]))
+
+
+def offline(**settings: Any) -> OfflineTask:
+    course = {"target": 1.0, "aim": 2.0, "every": 10, "episodes": 2}
+    return OfflineTask("KeyToDoor", "dt_key_to_door", **(course | settings))
+
+
+def test_ours_learns_offline_until_an_evaluation_reaches_the_aim() -> None:
+    task = offline(aim=-1.0, every=2)
+    clock = Clock(task, task.limit)
+    task.train(OURS_OFFLINE, 0, clock)
+    assert clock.run.reached and clock.run.steps == 2 and clock.run.seconds > 0
+
+
+def test_a_peer_offline_has_the_data_of_ours_and_ends_with_the_first_evaluation_in_which_a_way_reaches_the_aim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begin(value: float) -> returns.Begin:
+        return lambda target, count: lambda rows, observations, rewards: [value]
+
+    def train(data: Any, config: Any, seed: int, watch: returns.Watch) -> Any:
+        assert len(data) == 1000 and config.evaluation.target_returns == [1.0] and seed == 3
+        for done in range(config.steps + 1):
+            watch(done, {"bad": begin(0.0), "good": begin(done)})
+        pytest.fail("goes on behind the aim")
+
+    def play(config: Any, begin: returns.Begin, target: float) -> list[float]:
+        assert config.evaluation.episodes == 2 and target == 1.0
+        return [*begin(target, 1)([0], np.zeros((1, 6), np.float32), np.zeros(1))]
+
+    peer = returns.Peer("a peer", ("numpy",), "", train)
+    monkeypatch.setattr(returns, "PEERS", {"peer": peer, "absent": returns.Peer("", ("not_a_package",), "", train)})
+    monkeypatch.setattr(returns, "play", play)
+    task = offline(aim=25.0)
+    assert task.systems == [OURS_OFFLINE, "peer"]
+    clock = Clock(task, task.limit)
+    task.train("peer", 3, clock)
+    assert clock.run.reached and clock.run.steps == 30
+
+
+def test_tasks_whose_data_or_package_are_missing_are_named_with_the_way_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    monkeypatch.setattr("benchmarks.tasks.find_spec", lambda _: None)
+    assert not list(learning.time_to_learn(only=["hopper_mixture", "minigrid_memory"]))
+    hopper, minigrid = (line for line in capsys.readouterr().out.splitlines() if line[:4] in ("Hopp", "Mini"))
+    assert hopper.startswith("Hopper mixture, offline: not run; ") and "configs/dt_hopper_mixture.yaml" in hopper
+    assert minigrid == 'MiniGrid-MemoryS7: not run; pip install "rltransformers[minigrid]"'
+
+
+def test_rows_offline_compare_with_the_peers_and_count_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Process:
+        def submit(self, learn: Any, system: str, name: str, seed: int) -> Any:
+            run = Learned(1.0, 100, True) if system == OURS_OFFLINE else Learned(3.0, 1500, False)
+            return SimpleNamespace(result=lambda: run)
+
+    processes: Any = {system: Process() for system in (OURS_OFFLINE, *returns.PEERS)}
+    monkeypatch.setattr(returns.Peer, "installed", True)
+    *rows, slowest = learning.rows_of("key_to_door", 3, processes)
+    assert [row.peer_name for row in rows] == ["d3rlpy Decision Transformer", "hugging_face Decision Transformer"]
+    assert all(row.ratio == 3.0 and row.setting.endswith("at most 1,500 updates") for row in rows)
+    assert rows[0].note.endswith("d3rlpy Decision Transformer 0 of 2, not within 1,500 updates")
+    assert slowest.note == "3 of 3 after 100 to 100 updates (median 100)"
+
+
+def test_numbers_of_actions_become_vectors_and_vectors_stay() -> None:
+    data = offline().data(0)
+    assert [each.actions.shape for each in returns.episodes(data)][:2] == [(n, 4) for n in data.lengths[:2]]
+    first = returns.episodes(data)[0]
+    assert first.actions.argmax(1).tolist() == data.actions[""][: len(first.actions)].tolist()
+    space = spaces.Box(-1, 1, (3,))
+    boxes = replace(data, actions={"": np.zeros((data.steps, 3), np.float32)}, action_space=space)
+    assert returns.episodes(boxes)[0].actions.shape == (data.lengths[0], 3)
