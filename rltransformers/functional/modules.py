@@ -57,6 +57,12 @@ def keep_factor(like: Tensor, rate: float) -> Tensor:
     return draws.ge(dropped - LEVELS // 2).view(like.shape).to(like.dtype).mul_(LEVELS / max(LEVELS - dropped, 1))
 
 
+def scale_gradient(x: Float[Tensor, "*n"], factor: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """The same numbers, whose gradient is multiplied by a factor."""
+    fixed = x.detach()
+    return fixed + factor * (x - fixed)
+
+
 def add_optional(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """The sum of two tensors that may be missing."""
     return b if a is None else a if b is None else a + b

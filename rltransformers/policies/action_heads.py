@@ -199,6 +199,17 @@ class ActionHead(nn.Module):
             found |= {"log_prob": {"": self.log_prob(outputs, actions)}, "entropy": {"": self.entropy(outputs)}}
         return found
 
+    def balance(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
+        """The same outputs to learn recorded actions from, with gradients times the variance of their normals.
+
+        The likelihood of a normal divides an error by the variance: what is predicted well already is learned on, and
+        the rest is not (Seitzer et al. 2022, arXiv 2203.09168, with beta 1). Times the variance every error counts as
+        in a squared error; the optimum stays where it is. Weights of a mixture and discrete actions are as they were.
+        """
+        parts = self.split(outputs)
+        rows = [leaf.balance(parts[path]) for path, leaf in self.by_path.items()]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+
     def log_barrier(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "..."] | None:
         """Minus the divergence of this policy from the uniform one; None unless the actions are ``countable``.
 
@@ -231,10 +242,14 @@ class ActionHead(nn.Module):
         countable = [leaf.countable for leaf in self.by_path.values()]
         return (["classes"] if any(countable) else []) + ([] if all(countable) else ["mean", "covariance"])
 
-    def box_entropy(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
-        """Entropy of the Boxes of ``dense_boxes`` in head units, in nats, the sum over the leaves."""
+    def spread(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Mean entropy of the normals of ``dense_boxes`` in head units, in nats, the sum over the leaves.
+
+        Of a mixture a bound from below, without a gradient into its weights: or else a normal as wide as can be would
+        take weight for its entropy alone.
+        """
         parts = self.split(outputs)
-        return _total([leaf.entropy(parts[path]) for path, leaf in self.dense_boxes()])
+        return _total([leaf.spread(parts[path]) for path, leaf in self.dense_boxes()])
 
     def dense_boxes(self) -> list[tuple[str, ContinuousAction]]:
         """Leaf paths and parts of the Boxes with a density that the network predicts whole."""

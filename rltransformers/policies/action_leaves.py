@@ -24,6 +24,7 @@ from rltransformers.functional.divergences import (
     gaussian_covariance_divergence,
     gaussian_mean_divergence,
 )
+from rltransformers.functional.modules import scale_gradient
 
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 LEAST = 1e-30  # of a probability that is a mixture: its logarithm is finite
@@ -87,6 +88,10 @@ class ActionLeaf(nn.Module):
     def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
         """Entropy in nats, the sum over the components; of a Box differential, in head units, before clipping."""
         raise NotImplementedError
+
+    def balance(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
+        """The same output to learn from, see ``ActionHead.balance``."""
+        return output
 
     def log_barrier(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
         """Minus the divergence from the uniform distribution; what must not be taken does not count."""
@@ -166,6 +171,10 @@ class ContinuousAction(BoxAction):
     def distribution(self, output: Tensor) -> dict[str, Tensor]:
         return {"mean": shaped(torch.addcmul(self.center, self.squash(output), self.scale), self.shape)}
 
+    def spread(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "..."]:
+        """See ``ActionHead.spread``."""
+        return self.entropy(output)
+
     def disturbed(self, action: Tensor, noise: Tensor) -> Tensor:
         """The action moved by ``noise`` in head units, inside the Box; both [..., leaf shape]."""
         return self.inside(self.as_numbers(action) + flat(noise, self.shape).to(self.center.dtype))
@@ -198,6 +207,10 @@ class NormalAction(ContinuousAction):
         normal = normal_numbers(noise.to(output.dtype))
         return self.inside(torch.addcmul(self.squash(output), self.log_std(output).exp(), normal))
 
+    def balance(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... O"]:
+        variance = (2.0 * self.log_std(output.detach())).exp()
+        return scale_gradient(output, torch.cat([variance, variance], -1))
+
     def distribution(self, output: Float[Tensor, "... O"]) -> dict[str, Tensor]:
         deviation = shaped(self.log_std(output).exp() * self.scale, self.shape)
         return super().distribution(output) | {"deviation": deviation}
@@ -210,7 +223,7 @@ class NormalAction(ContinuousAction):
         return torch.special.ndtr((self.as_numbers(action) - self.squash(output)) * (-self.log_std(output)).exp())
 
     def entropy(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "..."]:
-        return (self.log_std(output) + (0.5 + HALF_LOG_TAU)).sum(-1)
+        return normal_entropy(self.log_std(output))
 
 
 class GaussianAction(BoxAction):
@@ -245,7 +258,7 @@ class GaussianAction(BoxAction):
         return normal_log_prob(flat(action, self.shape), output, self.log_std)
 
     def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
-        return (self.log_std + (0.5 + HALF_LOG_TAU)).sum().expand(output.shape[:-1])
+        return normal_entropy(self.log_std).expand(output.shape[:-1])
 
     def divergences(self, output: Tensor, old: "GaussianAction", old_output: Tensor) -> dict[str, Tensor]:
         """Apart for the mean (with the old deviations) and for the covariance (the same for all states)."""
@@ -457,6 +470,11 @@ def flat(action: Tensor, shape: tuple[int, ...]) -> Num[Tensor, "... A"]:
 def shaped(numbers: Num[Tensor, "... A"], shape: tuple[int, ...]) -> Tensor:
     """The inverse of ``flat``."""
     return numbers if len(shape) == 1 else numbers.reshape(*numbers.shape[:-1], *shape)
+
+
+def normal_entropy(log_std: Float[Tensor, "*n"]) -> Float[Tensor, "..."]:
+    """Entropy of independent normal numbers [..., A] in nats."""
+    return (log_std + (0.5 + HALF_LOG_TAU)).sum(-1)
 
 
 def normal_log_prob(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Float[Tensor, "..."]:

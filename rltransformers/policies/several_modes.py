@@ -20,13 +20,14 @@ from torch.nn import functional as F
 from rltransformers.core.errors import ConfigError, refuse_unknown
 from rltransformers.core.ranges import check_fields
 from rltransformers.core.spaces import Space, leaf_spaces
+from rltransformers.functional.modules import scale_gradient
 from rltransformers.policies.action_leaves import (
-    HALF_LOG_TAU,
     ContinuousAction,
     NormalAction,
     Units,
     class_at,
     log_std_within,
+    normal_entropy,
     normal_log_prob,
     normal_numbers,
     shaped,
@@ -134,6 +135,11 @@ class MixtureAction(ContinuousAction):
         mean, deviation = torch.addcmul(self.center, mean, self.scale), variance.sqrt() * self.scale
         return {"mean": shaped(mean, self.shape), "deviation": shaped(deviation, self.shape)}
 
+    def balance(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... O"]:
+        logits, _, log_std = self.normals(output.detach())
+        variance = (2.0 * log_std).exp().flatten(-2)
+        return scale_gradient(output, torch.cat([torch.ones_like(logits), variance, variance], -1))
+
     def log_prob(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "..."]:
         logits, densities = self._densities(output, action)
         return (logits.log_softmax(-1) + densities).logsumexp(-1)
@@ -159,6 +165,10 @@ class MixtureAction(ContinuousAction):
         distance = (self.as_numbers(action).unsqueeze(-2) - means) * (-log_std).exp()
         return (logits.softmax(-1).unsqueeze(-1) * torch.special.ndtr(distance)).sum(-2)
 
+    def spread(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "..."]:
+        logits, _, log_std = self.normals(output)
+        return (logits.detach().softmax(-1) * normal_entropy(log_std)).sum(-1)
+
     def entropy(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "..."]:
         """A bound from below: a mixture has no closed entropy.
 
@@ -172,8 +182,7 @@ class MixtureAction(ContinuousAction):
         gap = (means.unsqueeze(-2) - means.unsqueeze(-3)).square() * (-log_variance).exp()
         distances = (0.125 * gap + 0.5 * (log_variance - one - other)).sum(-1)
         overlap = (logs.unsqueeze(-2) - distances).logsumexp(-1)
-        own = (log_std + (0.5 + HALF_LOG_TAU)).sum(-1)
-        return (logs.exp() * (own - overlap)).sum(-1)
+        return (logs.exp() * (normal_entropy(log_std) - overlap)).sum(-1)
 
 
 class FlowAction(ContinuousAction):

@@ -392,8 +392,20 @@ def test_a_normal_action_has_the_density_and_entropy_of_torch() -> None:
     units = (action - torch.tensor([0.0, 0.25, 0.0])) / torch.tensor([2.0, 0.25, 1.0])
     normal = as_normal(leaf, outputs)
     torch.testing.assert_close(leaf.log_prob(outputs, action), normal.log_prob(units).sum(-1), atol=0.0, rtol=1e-12)
-    torch.testing.assert_close(head.box_entropy(outputs), normal.entropy().sum(-1), **EXACT)
+    torch.testing.assert_close(head.spread(outputs), normal.entropy().sum(-1), **EXACT)
     torch.testing.assert_close(head.as_numbers({"": action}), units, **EXACT)
+
+
+def test_balanced_outputs_are_the_same_and_their_gradient_is_times_the_variance() -> None:
+    head, leaf, outputs = normal_head()
+    variance = leaf.log_std(outputs).mul(2.0).exp().repeat(1, 2)
+    outputs.requires_grad_(True)
+    action = torch.rand(5, 3, dtype=torch.float64)
+    balanced = head.balance(outputs)
+    assert torch.equal(balanced, outputs)
+    (plain,) = torch.autograd.grad(leaf.log_prob(outputs, action).sum(), outputs)
+    (found,) = torch.autograd.grad(leaf.log_prob(balanced, action).sum(), outputs)
+    torch.testing.assert_close(found, plain * variance, **EXACT)
 
 
 def test_its_mean_is_the_action_of_a_deterministic_head() -> None:

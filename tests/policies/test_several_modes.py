@@ -200,6 +200,29 @@ def test_options_that_a_head_does_not_read_are_refused(name: Any, values: dict[s
         ActionHeadOptions.read(name, values)
 
 
+def test_a_balanced_mixture_learns_every_normal_by_its_squared_error_and_the_weights_as_they_are() -> None:
+    head = ActionHead(PLANE, 2, box=box_leaf("mixture", ActionHeadOptions(components=3), PLANE), embeds=False).double()
+    leaf = head.by_path[""]
+    assert isinstance(leaf, MixtureAction)
+    outputs = torch.randn(4, leaf.outputs, generator=torch.Generator().manual_seed(0)).double()
+    variance = (2.0 * leaf.normals(outputs)[2]).exp().flatten(-2)
+    outputs.requires_grad_(True)
+    action = torch.as_tensor(np.array([[0.3, 0.1, 0.4]] * 4))
+    (plain,) = torch.autograd.grad(leaf.log_prob(outputs, action).sum(), outputs)
+    (found,) = torch.autograd.grad(leaf.log_prob(head.balance(outputs), action).sum(), outputs)
+    torch.testing.assert_close(found, torch.cat([plain[:, :3], plain[:, 3:] * torch.cat([variance] * 2, -1)], -1))
+
+
+def test_entropy_is_worth_nothing_in_the_weights_of_a_mixture() -> None:
+    """A wide normal would take weight for it that no recorded action gives."""
+    head = ActionHead(LINE, 2, box=box_leaf("mixture", ActionHeadOptions(components=2), LINE), embeds=False).double()
+    row = row_of([0.25, 0.75], [0.1, -0.4], [2.0, 0.05]).requires_grad_(True)
+    (gradient,) = torch.autograd.grad(head.spread(row), row)
+    assert gradient[:2].tolist() == [0.0, 0.0] and bool((gradient[4:] > 0).all())
+    normals = distributions.Normal(torch.zeros(2).double(), torch.tensor([2.0, 0.05]).double()).entropy()
+    torch.testing.assert_close(head.spread(row), 0.25 * normals[0] + 0.75 * normals[1], **EXACT)
+
+
 @pytest.mark.parametrize("name", ["mixture", "flow"])
 def test_two_modes_are_learned_with_their_shares(name: Any) -> None:
     """Three of four actions lie about -1, the others about 1.5; one action per state would lie at -0.375."""

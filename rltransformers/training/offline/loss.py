@@ -211,19 +211,16 @@ def decision_loss(
     )
     recorded = Recorded.of(policy, batch)
     outputs = policy.masked(policy.outputs(features, batch.episode), recorded.masks)
-    loss = sharing.mean(step_losses(policy.head, outputs, recorded.actions, noise, recorded.counts), batch.valid)
+    balanced = policy.head.balance(outputs)
+    loss = sharing.mean(step_losses(policy.head, balanced, recorded.actions, noise, recorded.counts), batch.valid)
     metrics: dict[str, Tensor] = {}
     if predicted is not None or critic is not None or entropy is not None:
         metrics["train/action_loss"] = loss.detach()
     if entropy is not None:
-        values = policy.head.box_entropy(outputs)
+        values = policy.head.spread(balanced)
         values = values if recorded.counts is None else mean_of_chunk(values, recorded.counts)
-        value = worth = sharing.mean(values, batch.valid)
-        if recorded.counts is not None:
-            # The weight of a normal counts once per chunk, its width in every action: without a limit a normal as wide
-            # as can be takes most of the weight, and is then the most probable one.
-            worth = sharing.mean(values.clamp(max=entropy.bound), batch.valid)
-        loss = loss - entropy.temperature * worth
+        value = sharing.mean(values, batch.valid)
+        loss = loss - entropy.temperature * value
         metrics |= {"train/entropy": value.detach(), "train/temperature": entropy.temperature}
     if predicted is not None:
         value = expectile_loss(predicted, policy.scaled(batch.return_to_go), expectile, batch.valid, sharing.mean)
