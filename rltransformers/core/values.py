@@ -276,13 +276,14 @@ def success_of(info: Mapping[str, Any], environment: int) -> bool | None:
 def to_tensor(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """``torch.as_tensor`` on a device, of arrays of any memory layout, in half its time for one that stays on the CPU.
 
-    The tensor shares the memory of an array on the CPU, unless the type changes, or torch cannot have the array as it
-    is: read-only, with negative strides, or in another byte order.
+    The tensor shares the memory of an array on the CPU, unless the type changes, torch cannot have the array as it
+    is (read-only, with negative strides, or in another byte order), or its rows do not follow one another: kernels
+    round by strides.
     """
     if not isinstance(values, np.ndarray):
-        return torch.as_tensor(values, dtype=dtype, device=device)
+        return torch.as_tensor(values, dtype=dtype, device=device).contiguous()
     try:
-        tensor = torch.from_numpy(values if values.flags.writeable else _native(values))
+        tensor = torch.from_numpy(values if values.flags.writeable and values.flags.c_contiguous else _native(values))
     except (ValueError, TypeError):
         tensor = torch.from_numpy(_native(values))
     return tensor.to(device, dtype) if device.type != "cpu" or (dtype is not None and tensor.dtype != dtype) else tensor

@@ -186,7 +186,7 @@ def prune_space(space: Space, leaves: Sequence[str] | None) -> Space:
 
 def lazy_numbers(values: Any) -> Any:
     """Return ``numbers(values)``; arrays that are read from a file in slices stay there."""
-    if not (hasattr(values, "shape") and hasattr(values, "dtype")) or isinstance(values, np.ma.MaskedArray):
+    if not isinstance(getattr(values, "dtype", None), np.dtype) or isinstance(values, np.ma.MaskedArray):
         return numbers(values)
     check_numeric(values.dtype)
     return values

@@ -86,22 +86,6 @@ def test_a_mixture_of_chunks_learns_online_with_what_was_done(data: Trajectories
     assert noisy.online_timesteps >= 9
 
 
-@pytest.mark.parametrize("chunk", [1, 3])
-def test_entropy_above_its_bound_is_worth_nothing_in_chunks(data: Trajectories, chunk: int) -> None:
-    model = make(data, action_head="mixture", chunk=chunk)
-    assert model._sampler is not None and model._entropy is not None
-    model.policy.eval()
-    batch, gradients = model._sampler.sample(6, torch.Generator().manual_seed(4)), []
-    for temperature in (0.1, 3.0):
-        model._entropy.log_temperature = torch.tensor(temperature).log().requires_grad_(True)
-        model.policy.zero_grad()
-        model.loss(batch).backward()
-        assert model.policy.head.linear.weight.grad is not None
-        gradients.append(model.policy.head.linear.weight.grad.clone())
-    one, other = gradients
-    assert torch.allclose(one, other, atol=1e-6) == (chunk > 1)  # new networks are wide
-
-
 def test_exits_are_learned_and_calibrated_with_chunks(data: Trajectories) -> None:
     backbone = {**TINY["backbone"], "depth": "calm", "losses": {"exits": 0.1}}
     for settings in ({}, {"action": "mixed"}):

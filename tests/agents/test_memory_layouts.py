@@ -50,8 +50,10 @@ LAYOUTS: dict[str, Callable[[np.ndarray], Any]] = {
     "long double": lambda array: array.astype(np.longdouble),
     "list": lambda array: array.tolist(),
     "tensor": torch.from_numpy,
+    "tensor by columns": lambda array: torch.from_numpy(np.asfortranarray(array)),
 }
 """Of an array with at least one axis the same values in another form."""
+TENSORS = ("tensor", "tensor by columns")
 
 
 def steps() -> list[dict[str, Any]]:
@@ -183,7 +185,7 @@ def test_an_exported_policy_takes_every_layout(ending: str, tmp_path: Path) -> N
     again: dict[str, Any] = {"reward": np.ones(BATCH), "action_masks": np.ones((BATCH, 3))}
     expected = actor.predict(steps()[1]["observation"], state, **again)[1]
     for name, laid_out in LAYOUTS.items():
-        if name not in ("wider", "long double", "list", "tensor"):  # a state is of the arrays that it came as
+        if name not in ("wider", "long double", "list", *TENSORS):  # a state is of the arrays that it came as
             held = type(state)({key: laid_out(value) for key, value in state.tensors.items()}, state.age)
             found = actor.predict(steps()[1]["observation"], held, **again)[1]
             for key, value in expected.tensors.items():
@@ -205,7 +207,7 @@ class LaidOut(VecEnvWrapper):
         return map_leaves(self.layout, observations), self.layout(rewards), self.layout(dones), infos
 
 
-ARRAYS = [layout for layout in LAYOUTS if layout not in ("list", "tensor", "wider")]
+ARRAYS = [layout for layout in LAYOUTS if layout not in ("list", "wider", *TENSORS)]
 """Layouts of arrays that a vector environment may give; flags have no wider type."""
 
 
@@ -247,7 +249,7 @@ def test_data_may_have_every_layout() -> None:
         "terminations": np.arange(6) == 5,
         "truncations": np.zeros(6, bool),
     }
-    for layout in [plain, *(LAYOUTS[name] for name in LAYOUTS if name not in ("tensor", "list", "long double"))]:
+    for layout in [plain, *(LAYOUTS[name] for name in LAYOUTS if name != "long double")]:  # makes classes fractions
         data = [{name: value if value.dtype == bool else layout(value) for name, value in episode.items()}] * 2
         model = DecisionTransformer("DTPolicy", data, context_length=4, policy_kwargs={"backbone": TINY}, seed=0)
         batch = model._sampler.sample(4, torch.Generator().manual_seed(0))  # type: ignore[union-attr]  # it has data
