@@ -51,11 +51,19 @@ def numbers(values: Any) -> Array:
     if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
         raise DataError("has masked entries; fill or drop them")
     try:
-        array = np.asarray(values)
+        array = as_array(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"is no array of numbers ({one_line(error)})") from error
     check_numeric(array.dtype)
     return array
+
+
+def as_array(values: Any) -> Array:
+    """``np.asarray``, of tensors of any device and type, with or without a gradient, too; bfloat16 becomes float32."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values
+    return np.asarray(values)
 
 
 def check_numeric(dtype: np.dtype[Any]) -> None:

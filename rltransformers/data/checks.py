@@ -149,7 +149,15 @@ def check_time_limit(lengths: Array, time_limit: int | None, name: str, first: i
 
 
 def jumps(next_observations: Array, following: Array) -> Bools:
-    """Return where next observations [T, ...] differ from the observations [T, ...] of the following rows by 1e-6."""
+    """Return where next observations [T, ...] differ from the observations [T, ...] of the following rows by 1e-6.
+
+    DataError for rows of another shape.
+    """
+    if next_observations.shape != following.shape:
+        raise DataError(
+            f"next_observations have rows of shape {next_observations.shape[1:]}, observations {following.shape[1:]}; "
+            f"give what was seen next, or leave them out"
+        )
     difference = np.abs(np.asarray(next_observations, np.float64) - np.asarray(following, np.float64))
     return np.asarray((difference > 1e-6).any(axis=tuple(range(1, difference.ndim))))
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean, one_line
 from rltransformers.core.ranges import shown
-from rltransformers.core.spaces import map_leaves, nest_paths
-from rltransformers.core.values import Array
+from rltransformers.core.spaces import map_leaves, nest_paths, nested_leaves
+from rltransformers.core.values import Array, as_array
 from rltransformers.data.keys import ENDS, NAMES, is_ignored
 
 _EPISODE = (
@@ -31,6 +32,8 @@ _EPISODE = (
 )
 _STEP = ("timestep", "time_step", "step", "step_index", "frame_index", "t")
 RLDS_LAST = "is_last"
+STEPS = "steps"
+"""Where RLDS has the steps of an episode."""
 STARTS = ("episode_starts", "episode_start", "is_first")
 """Names of columns that are 1 in the first row of an episode."""
 USUAL: dict[str, tuple[str, ...]] = {
@@ -78,15 +81,20 @@ class Rows:
 
 
 def array_of(values: Any, where: str) -> Any:
-    """The array [N, ...] of the N values of a column, nested like they are; text stays objects."""
+    """The array [N, ...] of the N values of a column, nested like they are; text and others stay objects.
+
+    None beside floats is NaN, as it is where pandas reads a file.
+    """
     if isinstance(values, DataError):  # of a source that could not read it
         raise values
     if isinstance(values, Mapping):
         return {key: array_of(part, f"{where}/{key}") for key, part in values.items()}
     if hasattr(values, "__array__"):
-        values = np.asarray(values)
-        if values.dtype.kind != "O":
+        values = as_array(values)
+        if values.dtype.kind != "O" and values.ndim:
             return values
+    if isinstance(values, str) or not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0:
+        raise DataError(f"{where} is {shown(values)}; a column has a value for every row")
     first = values[0] if len(values) else None
     try:
         if isinstance(first, Mapping):
@@ -95,24 +103,26 @@ def array_of(values: Any, where: str) -> Any:
             parts = zip(*values, strict=True)
             return tuple(array_of(list(part), f"{where}/{index}") for index, part in enumerate(parts))
         if isinstance(first, str) and first.startswith("["):  # lists that passed through a CSV file
-            return np.stack([np.array(value.strip("[]").replace(",", " ").split(), np.float64) for value in values])
-        if isinstance(first, str):
-            return np.asarray(values, object)
-        if isinstance(first, Decimal):
-            return np.asarray(values, np.float64)
-        if isinstance(first, list | np.ndarray):
-            return np.stack([np.asarray(value) for value in values])
+            return np.stack([_listed(value) for value in values])
+        if isinstance(first, Decimal) or all(value is None or isinstance(value, float) for value in values):
+            return np.array(list(values), np.float64)
+        if isinstance(first, list | np.ndarray | Tensor):
+            return np.stack([as_array(value) for value in values])
         array = np.asarray(list(values))
-        if array.dtype.kind == "O":
-            raise TypeError(f"{type(first).__name__} and others")
-        return array
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+        return array if array.dtype.kind not in "OUS" else np.fromiter(values, object, len(values))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         if (missing := first_missing(values)) is not None:
             raise DataError(f"{where}: row {missing} has no value; fill it in, or drop such rows") from error
         raise DataError(
             f"{where}: its rows are not of one shape ({one_line(error)}); pad or drop them, or where a row is an "
             f"episode pass a list of dicts, frame.to_dict('records')"
         ) from error
+
+
+def _listed(text: str) -> Array:
+    """The numbers of a list that passed through a file as text: "[1, 2]", or as NumPy writes it "[1. 2.]"."""
+    words = text.strip("[]").replace(",", " ").split()
+    return np.array([int(word) if word.lstrip("+-").isdecimal() else float(word) for word in words])
 
 
 def first_missing(values: Any) -> int | None:
@@ -152,7 +162,7 @@ def choose_columns(
 
     Raises:
         ConfigError: for columns that are not there, and what none can hold.
-        DataError: without observations or actions.
+        DataError: without observations or actions, and for columns of different lengths.
     """
     given = {role: _as_names(value) for role, value in (columns or {}).items()}
     for role in given:
@@ -176,6 +186,7 @@ def choose_columns(
                 f"a name, a list of names, 'name_*' for numbered ones, or a dict of leaves"
             )
     chosen = {role: chosen[role] for role in USUAL if role in chosen}
+    _check_lengths({key: table[key] for key in table if key in used}, name)
     left = [key for key in table if key not in used and key not in _WITHOUT_A_WORD and not is_ignored(key)]
     if told or (left and columns is None and not known):
         guess = f"columns={chosen!r} is a guess; write it down where it is right" if told else ""
@@ -184,6 +195,14 @@ def choose_columns(
         ends = "'dones' count as terminations; pass time_limit=... if limits set them, too" if dones else ""
         warnings.warn(f"{name}: " + "; ".join(filter(None, (guess, ends, rest))), UserWarning, stacklevel=2)
     return chosen
+
+
+def _check_lengths(columns: Mapping[str, Any], name: str) -> None:
+    lengths = {key: len(leaf) for key, column in columns.items() for leaf in nested_leaves(column).values()}
+    (first, rows), *others = lengths.items()
+    for key, length in others:
+        if length != rows:
+            raise DataError(f"{name}: {key!r} has {length:,} rows, {first!r} {rows:,}; a column has one per step")
 
 
 def _as_names(value: Any) -> Any:
@@ -223,13 +242,22 @@ def _fault(column: Any, name: str) -> str | None:
         return f"times; write seconds: {new} ({old}{zero}).dt.total_seconds()"
     if (missing := first_missing(column)) is not None:
         return f"no value in row {missing}; fill it in, or drop such rows"
-    if column.dtype.kind != "O" or not isinstance(column[0], str):
+    if column.dtype.kind != "O" or not all(isinstance(value, str) for value in column):
         return f"{column.dtype}, no numbers; convert or drop it"
-    text = f"text, such as {shown(column[0])}"
-    if re.fullmatch(r"[-+\d.,eE]+", column[0].strip()) is None:
+    if set(column) <= {"True", "False"}:
+        return f"text, such as {shown(column[0])}; make flags of it: {new} {old} == 'True'"
+    of_numbers = [re.fullmatch(r"[-+\d.,eE]*\d[-+\d.,eE]*", value.strip()) is not None for value in column]
+    if not all(of_numbers):
+        row = of_numbers.index(False)
+        text = f"text, such as {shown(column[row])} in row {row}"
+        if any(of_numbers):
+            return f"{text}, beside numbers; replace or drop such rows"
         return f"{text}; number the classes: {new} {old}.astype('category').cat.codes"
-    decimal = ".str.replace(',', '.')" if "," in column[0] else ""
-    return f"{text}; make numbers of it: {new} pandas.to_numeric({old}{decimal})"
+    comma = next((value for value in column if "," in value), None)
+    text = f"text, such as {shown(column[0] if comma is None else comma)}; make numbers of it: {new} pandas.to_numeric"
+    if comma is None:
+        return f"{text}({old})"
+    return f"{text}({old}.str.replace(',', '.')), or with '' in place of '.' if the comma parts thousands"
 
 
 def _used(table: Mapping[str, Any], value: Any, where: str) -> set[str]:
@@ -282,12 +310,14 @@ def _guess(table: Mapping[str, Any], role: str, used: set[str]) -> tuple[Any, bo
     free = {key: column for key, column in table.items() if key not in used}
     own = NAMES.get(role, ())
     keys = {_plain_name(key): key for key in reversed(free)} | {key: key for key in free}
-    numbered = {_plain_name(stem): pattern for stem, pattern in _numbered(free).items()} if role in NESTED else {}
+    _check_single([keys[name] for name in own if name in keys], role)
+    numbered = _numbered(free) if role in NESTED else {}
     for name in USUAL[role]:
         if name in keys and (role != "step" or _is_number(free[keys[name]])):
             return keys[name], keys[name] in own
-        if name in numbered:
-            return numbered[name], False
+        if patterns := [pattern for pattern, stem in numbered.items() if _plain_name(stem) == name]:
+            _check_single(patterns, role)
+            return patterns[0], False
         for separator in "/." if role in NESTED else "":
             if (prefix := _prefix(free, name + separator)) is not None:
                 leaves = {key.removeprefix(prefix): column for key, column in free.items() if key.startswith(prefix)}
@@ -298,6 +328,11 @@ def _guess(table: Mapping[str, Any], role: str, used: set[str]) -> tuple[Any, bo
             if components:
                 return components, False
     return None, False
+
+
+def _check_single(names: Sequence[str], role: str) -> None:
+    if len(names) > 1:
+        raise DataError(f"both {names[0]!r} and {names[1]!r} may be {role}; say which: columns={{{role!r}: ...}}")
 
 
 def _plain_name(key: str) -> str:
@@ -313,7 +348,7 @@ def _prefix(table: Mapping[str, Any], prefix: str) -> str | None:
 
 def _leaves(leaves: Mapping[str, Any], prefix: str) -> dict[str, str]:
     """Leaf → column, or all numbered columns of one name."""
-    numbered = {stem: pattern for stem, pattern in _numbered(leaves).items() if stem}
+    numbered = {stem: pattern for pattern, stem in _numbered(leaves).items() if stem}
     patterns = [re.compile(re.escape(pattern).replace(r"\*", r"\d+", 1)) for pattern in numbered.values()]
     single = [leaf for leaf in leaves if not any(pattern.fullmatch(leaf) for pattern in patterns)]
     names = {leaf: leaf for leaf in single} | numbered
@@ -321,10 +356,10 @@ def _leaves(leaves: Mapping[str, Any], prefix: str) -> dict[str, str]:
 
 
 def _numbered(table: Mapping[str, Any]) -> dict[str, str]:
-    """Names whose numbers, from 0 or 1 on without a gap, are columns of single values → as "obs_*"."""
+    """Names whose numbers, from 0 or 1 on without a gap, are columns of single values: "obs_*" → "obs"."""
     numbers: dict[tuple[str, str], list[int]] = {}
     for key, column in table.items():
         if (match := _NUMBERED.fullmatch(key)) and getattr(column, "ndim", None) == 1:
             stem, separator, opening, number, closing = match.groups()
             numbers.setdefault((stem, f"{stem}{separator}{opening}*{closing}"), []).append(int(number))
-    return {stem: pattern for (stem, pattern), found in numbers.items() if _gap(sorted(found)) is None}
+    return {pattern: stem for (stem, pattern), found in numbers.items() if _gap(sorted(found)) is None}

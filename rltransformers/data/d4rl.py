@@ -3,6 +3,7 @@
 Axis letters: N rows of the flat arrays, E episodes.
 """
 
+import math
 import os
 import re
 import warnings
@@ -215,18 +216,27 @@ def trajectories_from_d4rl(
             f"what arrays of other names hold"
         )
     given = {ours: arrays[theirs] for ours, theirs in names.items()}
-    rows = len(_array(given.get("rewards", first_leaf(given["actions"])), f"{name}: {names.get('rewards', 'actions')}"))
+    counted = _array(given.get("rewards", first_leaf(given["actions"])), f"{name}: {names.get('rewards', 'actions')}")
+    rows, *axes = counted.shape
+    if "rewards" in given and math.prod(axes) != 1:
+        raise DataError(
+            f"{name}: rewards have shape {counted.shape}, one number per step is needed; of episodes of equal length "
+            f"pass [{{key: rows[e] for key, rows in data.items()}} for e in range({rows})]"
+        )
     if rows == 0:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
     if "terminations" not in given:
         if time_limit is None and not options.split_on_discontinuity:
+            if len(first_leaf(given["observations"])) == rows + 1:
+                raise DataError(f"{name}: observations have a row more than actions, as of an episode; pass [episode]")
             raise DataError(
                 f"{name}: the key 'terminals' is missing, present are {sorted(map(str, arrays))}; pass "
                 f"time_limit=<steps of an episode> to cut the {rows:,} rows, or time_limit={rows} where they are one"
             )
         given["terminations"] = np.zeros(rows, bool)
     names = {key: key for key in given} | names
-    observation_space, action_space, guesses = choose_spaces(options, given.__getitem__, name)
+    seen = {**given, "observations": _with_following(given)}
+    observation_space, action_space, guesses = choose_spaces(options, seen.__getitem__, name)
     rewards = _array(given["rewards"], f"{name}: {names['rewards']}") if "rewards" in given else None
 
     def check_rows(key: str, values: Any) -> None:
@@ -297,12 +307,27 @@ def _array(values: Any, where: str) -> Any:
     return values
 
 
+def _with_following(given: Mapping[str, Any]) -> Any:
+    """Observations, and behind them next ones where they are classes: the last of an episode may be the highest."""
+    observations = given["observations"]
+
+    def join(rows: Any, after: Any) -> Any:
+        classes = np.dtype(lazy_numbers(rows).dtype).kind in "iu" and np.shape(rows)[1:] == np.shape(after)[1:]
+        return Joined([rows, after]) if classes else rows
+
+    try:
+        return map_leaves(join, observations, given["next_observations"])
+    except (DataError, KeyError, TypeError, ValueError):  # none, or other rows, which is said later
+        return observations
+
+
 def _discontinuities(observations: Mapping[str, Any], following: Mapping[str, Any]) -> Bools:
     rows = len(next(iter(observations.values())))
     resets = np.zeros(rows, bool)
     for path, leaf in observations.items():
         for chunk in chunks(leaf, rows - 1):
-            resets[chunk] |= jumps(following[path][chunk], leaf[chunk.start + 1 : chunk.stop + 1])
+            after, observed = following[path][chunk], leaf[chunk.start + 1 : chunk.stop + 1]
+            resets[chunk] |= jumps(np.asarray(after), np.asarray(observed))
     return resets
 
 

@@ -10,6 +10,7 @@ from rltransformers.core.errors import DataError, one_line
 from rltransformers.core.spaces import Space, first_leaf, leaf_values, map_leaves, nest_leaves
 from rltransformers.core.values import numbers
 from rltransformers.data.checks import jumps, naming
+from rltransformers.data.columns import array_of
 from rltransformers.data.keys import NAMES, key_names, pick_leaves
 from rltransformers.data.spaces import Joined, Options, choose_spaces
 from rltransformers.data.trajectories import Trajectories
@@ -69,14 +70,18 @@ def _arrays(episode: Any, index: int, name: str) -> dict[str, Any]:
         files = isinstance(episode, str | os.PathLike)
         way_out = "; files are joined by Trajectories.concatenate(map(load_trajectories, files))" if files else ""
         raise DataError(f"{where} is {type(episode).__name__}, expected a dict of arrays{way_out}")
+    episode = {key: values for key, values in episode.items() if values is not None}  # imitation's Trajectory has such
     given = key_names(episode, where)
     for key in ("observations", "actions"):
         if key not in given:
             raise DataError(f"{where} lacks {key!r}; present: {sorted(map(str, episode))}")
     arrays = {ours: episode[theirs] for ours, theirs in given.items()}
-    if arrays.get("rewards") is None:  # as of imitation's Trajectory
-        arrays.pop("rewards", None)
-    else:
+    of_steps = isinstance(arrays.get("rewards"), tuple)  # of zip(*steps); else a tuple holds the leaves of a space
+    for key, values in arrays.items():
+        values = list(values) if of_steps and isinstance(values, tuple) else values
+        nested = isinstance(values, list) and values and isinstance(values[0], Mapping)
+        arrays[key] = array_of(values, f"{where}: {key}") if nested else values
+    if "rewards" in arrays:
         with naming(f"{name}: rewards of episode {index}"):
             arrays["rewards"] = np.atleast_1d(column(numbers(arrays["rewards"])))
     return arrays
@@ -97,7 +102,7 @@ def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
                 map_leaves(join, values[0], value)
             except _MISFITS as error:
                 what = f"{key} of episode {index}" + (" do not fit those of episode 0" if index else " are unfit")
-                text = isinstance(error, DataError) and key == "observations"
+                text = isinstance(error, DataError) and key == "observations" and isinstance(value, Mapping | tuple)
                 way_out = "; observation_leaves=[...] keeps the leaves that are numbers" if text else ""
                 rows = [each.shape[1:] if isinstance(each, np.ndarray) else None for each in (values[0], value)]
                 differ = None not in rows and rows[0] != rows[1]

@@ -7,10 +7,10 @@ from rltransformers.data.arrays import nested, opened_npz
 from rltransformers.data.d3rlpy import is_dump, trajectories_from_dump
 from rltransformers.data.d4rl import d4rl_arrays
 from rltransformers.data.hdf5 import opened_hdf5
+from rltransformers.data.items import trajectories_from_arrays
 from rltransformers.data.ogbench import is_recording, trajectories_from_recording
 from rltransformers.data.robomimic import has_demos, trajectories_from_demos
 from rltransformers.data.spaces import Options
-from rltransformers.data.steps import trajectories_from_arrays
 from rltransformers.data.trajectories import Trajectories
 
 

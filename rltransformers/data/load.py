@@ -21,21 +21,13 @@ from rltransformers.data.checks import check_actions, check_layout_of, check_tim
 from rltransformers.data.d3rlpy import is_replay, trajectories_from_replay
 from rltransformers.data.d4rl import d4rl_file, existing_d4rl_file, read_d4rl_id
 from rltransformers.data.folders import DESCRIPTION, cached
+from rltransformers.data.items import read_json, read_jsonl, trajectories_from_arrays, trajectories_from_items
 from rltransformers.data.layouts import read_hdf5, read_npz
 from rltransformers.data.lerobot import is_lerobot, lerobot_files, read_lerobot
 from rltransformers.data.minari import is_local_minari, minari_files, read_minari
 from rltransformers.data.ogbench import existing_ogbench_file, ogbench_file, read_ogbench
 from rltransformers.data.spaces import Options, prune_space
-from rltransformers.data.steps import (
-    csv_files,
-    is_frame,
-    read_csv,
-    read_json,
-    read_jsonl,
-    trajectories_from_arrays,
-    trajectories_from_frame,
-    trajectories_from_items,
-)
+from rltransformers.data.steps import csv_files, is_frame, read_csv, trajectories_from_frame
 from rltransformers.data.tables import (
     is_arrow,
     is_dataset,
@@ -290,8 +282,12 @@ def load_trajectories(
         ConfigError: for options that the source cannot take.
     """
     check(cache, str | os.PathLike[str] | None, "cache")
-    if isinstance(dataset, os.PathLike):
-        dataset = os.fspath(dataset)
+    if isinstance(dataset, os.PathLike | bytes):
+        dataset = os.fsdecode(dataset)
+    if isinstance(dataset, np.ndarray) and dataset.ndim == 0:  # what np.save makes of a dict
+        dataset = dataset.item()
+    if hasattr(dataset, "read"):
+        raise DataError(f"{shown(dataset)} is an open file; pass its path")
     time_limit = check(time_limit, Count | None, "time_limit")
     columns = check(columns, Mapping[str, Any] | None, "columns")
     options = Options(

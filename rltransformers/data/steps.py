@@ -1,12 +1,11 @@
-"""Logs of one row per step as trajectories: data frames, CSV, JSON lines, lists of steps, columns of any table.
+"""Logs of one row per step as trajectories: data frames, CSV, columns of any table.
 
 Axis letter: N rows, one per step.
 """
 
-import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rltransformers.core.errors import ConfigError, DataError, require
+from rltransformers.core.errors import DataError, require
 from rltransformers.core.files import existing_file, replacing
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import first_leaf, map_leaves, nested_leaves
@@ -23,7 +22,6 @@ from rltransformers.data.checks import damage, leaf_name, naming
 from rltransformers.data.columns import (
     RLDS_LAST,
     STARTS,
-    USUAL,
     array_of,
     choose_columns,
     column_names,
@@ -33,20 +31,14 @@ from rltransformers.data.columns import (
     value_or_error,
 )
 from rltransformers.data.d4rl import trajectories_from_d4rl
-from rltransformers.data.episodes import trajectories_from_episodes
-from rltransformers.data.keys import ENDS, NAMES, is_ignored
 from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Leaves, Trajectories
 from rltransformers.data.writer import column
 
 EXTRA = "csv"
-STEPS = "steps"
-"""Where RLDS has the steps of an episode."""
 Starts = npt.NDArray[np.int64]
 """Rows [E] where episodes begin."""
 FLAGS = ("terminations", "truncations", "dones")
-_TRANSITION = ("observations", "actions", "rewards", "next_observations", "terminations", "truncations")
-"""The members of the tuple of a step; with five of them the last one says done."""
 
 
 def is_frame(value: object) -> bool:
@@ -58,7 +50,10 @@ def is_frame(value: object) -> bool:
 def csv_files(path: str | os.PathLike[str]) -> list[Path]:
     """The CSV file of a path, or those of a folder in their order."""
     folder = Path(path).expanduser()
-    return sorted(folder.glob("*.csv")) if folder.is_dir() else [existing_file(folder)]
+    files = sorted(folder.glob("*.csv")) if folder.is_dir() else [existing_file(folder)]
+    if not files:
+        raise DataError(f"{folder} is a folder without CSV files; pass the one that holds them")
+    return files
 
 
 def read_csv(path: str | os.PathLike[str], options: Options) -> Trajectories:
@@ -76,38 +71,25 @@ def _frame(file: Path) -> Any:
     with damage(f"{file} is no table of comma-separated values", way_out):
         names = list(pandas.read_csv(file, nrows=0).columns)
         separator = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), ",")
-        return pandas.read_csv(file, sep=separator)
-
-
-def read_json(path: str | os.PathLike[str], options: Options) -> Trajectories:
-    """Read a JSON file: a list of steps or episodes, or an object of arrays."""
-    file = existing_file(path)
-    with damage(f"{file} is no JSON", "write a list of steps"):
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
-    if isinstance(content, Mapping):
-        return trajectories_from_arrays(content, options, file.stem, "json")
-    if not isinstance(content, list):
-        raise DataError(f"{file} holds {shown(content)}; write a list of steps")
-    return trajectories_from_items(content, options, file.stem)
-
-
-def read_jsonl(path: str | os.PathLike[str], options: Options) -> Trajectories:
-    """Read a file with a JSON object per line, each a step or an episode; or a list per line, the steps of one."""
-    file, items = existing_file(path), []
-    with damage(f"{file} is no text", "write a JSON object per line"), file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            with damage(f"{file}: line {number} is no JSON", "write an object per line"):
-                items += [json.loads(line)] if line.strip() else []
-    return trajectories_from_items(items, options, file.stem)
+        frame = pandas.read_csv(file, sep=separator, skipinitialspace=True)
+    if not isinstance(frame.index, pandas.RangeIndex) and frame.iloc[:, -1].isna().all():
+        # Lines that end in a comma: pandas has moved the names by a column.
+        return frame.reset_index().iloc[:, : frame.shape[1]].set_axis(frame.columns, axis=1)
+    return frame
 
 
 def trajectories_from_frames(frames: Sequence[Any], options: Options, name: str = "frames") -> Trajectories:
     """Read DataFrames, each an episode where no column of theirs says another thing."""
     filled = [frame for frame in frames if len(frame)] or frames[:1]
-    return trajectories_from_frame(require("pandas", EXTRA).concat(filled), options, name, _starts(filled))
+    for index, frame in enumerate(filled):
+        if not is_frame(frame):
+            raise DataError(f"{name}: item {index} is {shown(frame)}, the first a DataFrame; pass DataFrames alone")
+        if apart := sorted(map(str, set(frame.columns) ^ set(filled[0].columns))):
+            raise DataError(f"{name}: one of tables 0 and {index} lacks the columns {apart}; make them alike")
+    return trajectories_from_frame(require("pandas", EXTRA).concat(filled), options, name, starts_of(filled))
 
 
-def _starts(parts: Sequence[Any]) -> Starts:
+def starts_of(parts: Sequence[Any]) -> Starts:
     """The row where each part begins."""
     return np.cumsum([0, *map(len, parts[:-1])]).astype(np.int64)
 
@@ -127,95 +109,7 @@ def trajectories_from_frame(
         twice = next(label for label in labels if labels.count(label) > 1)
         raise DataError(f"{options.name or name}: two columns are called {twice!r}; rename one")
     columns = {label: frame.iloc[:, index].to_numpy() for index, label in enumerate(labels)}
-    return trajectories_from_steps(columns, options, name, starts=starts)
-
-
-def trajectories_from_arrays(
-    arrays: Mapping[str, Any], options: Options, name: str = "dict", source: str = "d4rl"
-) -> Trajectories:
-    """Read a dict of arrays: episodes or DataFrames by name, a row per step with ``columns`` or a column of episodes,
-    else flat rows as D4RL's."""
-    parts = list(arrays.values())
-    known = {*ENDS, *(key for names in NAMES.values() for key in names)}
-    if (
-        parts
-        and not known & set(map(str, arrays))
-        and all(is_frame(part) or isinstance(part, Mapping) for part in parts)
-    ):
-        return trajectories_from_items(parts, options, name)
-    if options.columns is not None or any(key in arrays for key in (*USUAL["episode"], *STARTS)):
-        return trajectories_from_steps(arrays, options, name, source)
-    return trajectories_from_d4rl(arrays, options, name, source)
-
-
-def trajectories_from_items(items: Iterable[Any], options: Options, name: str = "episodes") -> Trajectories:
-    """Read a list of episode dicts, of step dicts, or of ``(o, a, r, o2, done)`` or ``(..., terminated, truncated)``.
-
-    A dict whose reward is a single number is a step. Named tuples are dicts; a dict of infos at the end of a tuple is
-    not read. Lists of steps and DataFrames are episodes.
-    """
-    name, starts = options.name or name, None
-    if isinstance(items, np.ndarray) and items.dtype.names is not None:
-        return trajectories_from_steps({key: items[key] for key in items.dtype.names}, options, name)
-    listed = list(items)
-    if listed and is_frame(listed[0]):
-        return trajectories_from_frames(listed, options, name)
-    if all(isinstance(item, Mapping) and isinstance(item.get(STEPS), list | tuple) for item in listed):  # of RLDS
-        listed = [item[STEPS] for item in listed]
-    if listed and all(map(_holds_steps, listed)):
-        starts, listed = _starts(listed), [step for episode in listed for step in episode]
-    listed = [item._asdict() if hasattr(item, "_asdict") else item for item in listed]
-    if not listed or not (isinstance(listed[0], tuple | list) or _is_step(listed[0], options)):
-        if options.split_on_discontinuity:
-            raise ConfigError("split_on_discontinuity does not apply to episodes, which are split already")
-        return trajectories_from_episodes(listed, options, name)
-    first = listed[0]
-    for row, item in enumerate(listed):
-        if _members(item) != _members(first):
-            raise DataError(
-                f"{name}: step {row} has {_members(item)}, step 0 has {_members(first)}; make them alike, flags as "
-                f"[{{'done': False}} | step for step in steps]"
-            )
-    if isinstance(first, Mapping):
-        columns = {str(key): [item[key] for item in listed] for key in first}
-    else:
-        size = len(first) - (len(first) > 0 and isinstance(first[-1], Mapping))
-        if size not in (5, 6) or isinstance(first[3], bool | np.bool_):
-            raise DataError(
-                f"{name}: step 0 has {size} members, {shown(first)}; a step is (observation, action, reward, "
-                f"next_observation, done), or (..., terminated, truncated) with both flags"
-            )
-        columns = {key: [item[index] for item in listed] for index, key in enumerate(_TRANSITION[:size])}
-    for key in USUAL["next_observations"]:  # None where an episode ends, which are the only ones that would be read
-        if any(value is None for value in columns.get(key, ())):
-            del columns[key]
-    return trajectories_from_steps(columns, options, name, starts=starts)
-
-
-def _holds_steps(item: Any) -> bool:
-    """Whether this is a list of steps, of which each has several members; a step has a single number among them."""
-    if not isinstance(item, list | tuple) or hasattr(item, "_asdict") or not item:
-        return False
-    return all(isinstance(step, Mapping | tuple | list) and len(step) > 2 for step in item)
-
-
-def _members(item: Any) -> Any:
-    """The names of the members of a dict, the number of them in a tuple."""
-    if isinstance(item, Mapping):
-        return sorted(map(str, item))
-    return f"{len(item)} members" if isinstance(item, tuple | list) else shown(item)
-
-
-def _is_step(item: Any, options: Options) -> bool:
-    if not isinstance(item, Mapping) or options.columns is not None:
-        return isinstance(item, Mapping)
-    single = {key for key, value in item.items() if value is None or isinstance(value, int | float)}
-    single |= {key for key, value in item.items() if getattr(value, "ndim", 1) == 0}
-    single |= {key for key in USUAL["dones"] if getattr(item.get(key), "size", 0) == 1}  # of an array [1]
-    if any(key in item for key in USUAL["rewards"]) and not any(key in single for key in USUAL["dones"]):
-        return any(key in single for key in USUAL["rewards"])
-    flags_of_episodes = {key for role in ("terminations", "truncations") for key in USUAL[role]}
-    return any(key not in flags_of_episodes and not is_ignored(str(key)) for key in single)
+    return trajectories_from_steps(columns, options, name, starts=starts, files=starts)
 
 
 def trajectories_from_steps(
@@ -225,6 +119,7 @@ def trajectories_from_steps(
     source: str = "table",
     known: Mapping[str, Any] | None = None,
     starts: Starts | None = None,
+    files: Starts | None = None,
 ) -> Trajectories:
     """Trajectories of columns by name: arrays or lists of N values, or nested dicts of them.
 
@@ -237,6 +132,7 @@ def trajectories_from_steps(
     Args:
         known: what the format itself says about its columns.
         starts: rows where episodes begin, where the source says so; a column of episodes says it better.
+        files: rows where files begin; an episode that goes on across one needs steps or flags that say so.
     """
     name = options.name or name
     arrays = {key: value_or_error(array_of, values, f"{name}: {key}") for key, values in table.items()}
@@ -251,6 +147,12 @@ def trajectories_from_steps(
     if rows == 0:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
     marks = _flags({role: roles.pop(role) for role in FLAGS if role in roles}, name)
+    across: Any = [] if files is None or first is None or step or marks else np.setdiff1d(files, first)
+    if len(across):
+        raise DataError(
+            f"{name}: the rows of an episode lie in two files, the second from row {across[0]} on, and nothing says "
+            f"whether they are one; number the episodes of all files apart, or name columns={{'step': ...}}"
+        )
     if starts is None and "dones" not in chosen:
         starts = _marked_starts(arrays, rows)
     if starts is None and not marks:
@@ -267,6 +169,7 @@ def trajectories_from_steps(
         after = map_leaves(lambda leaf: leaf.at(kept + 1), roles["observations"])
         roles = {role: map_leaves(lambda leaf: leaf.at(kept), value) for role, value in roles.items()}
         roles["next_observations"], rows = after, len(kept)
+        roles["actions"] = map_leaves(_classes, roles["actions"])
         marks = {role: (values | np.append(values[1:] & ~acts[1:], False))[kept] for role, values in marks.items()}
         starts = None if starts is None else np.unique(np.cumsum(np.append(0, acts))[starts])
     names = {role: component_names(arrays, chosen[role], f"{name}: {role}") for role in ("observations", "actions")}
@@ -298,6 +201,12 @@ def _acts(actions: Any, lasts: Starts, rlds: bool) -> Bools:
     if zeros or all(rows.dtype.kind == "f" and np.isnan(rows).all() for rows in last_actions):
         acts[lasts] = False
     return acts if acts.any() else np.ones_like(acts)
+
+
+def _classes(actions: Any) -> Array:
+    """Actions that stood beside missing ones, which are no integers: whole numbers from 0 on are classes again."""
+    values = np.asarray(actions)
+    return values.astype(np.int64) if ((values >= 0) & (values == np.trunc(values))).all() else values
 
 
 def write_csv(data: Trajectories, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -360,8 +269,11 @@ def _order(episode: Sequence[Array], step: Array | None, name: str) -> tuple[Arr
     """The order of rows (None: as they are), and in it the rows [E] where episodes begin (None: nobody says)."""
     if not episode:
         return None, None
-    if step is not None and step.dtype.kind == "O":  # texts, as dates are in a CSV file
-        step = np.unique(step, return_inverse=True)[1]
+    if step is not None and step.dtype.kind == "O":  # numbers as text, or dates
+        try:
+            step = step.astype(np.float64)
+        except (ValueError, TypeError):
+            step = np.unique(step, return_inverse=True)[1]
     rows = len(episode[0])
     changes = np.ones(rows, bool)
     changes[1:] = np.any([values[1:] != values[:-1] for values in episode], axis=0)

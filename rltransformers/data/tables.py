@@ -6,8 +6,8 @@ A table whose rewards are lists has one episode per row, any other one step per 
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from rltransformers.core.files import existing_file, read_json
 from rltransformers.core.spaces import map_leaves
 from rltransformers.data.arrays import nested
 from rltransformers.data.checks import damage
-from rltransformers.data.columns import value_or_error
+from rltransformers.data.columns import STEPS, value_or_error
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.keys import ENDS, NAMES, is_ignored
 from rltransformers.data.spaces import Options
-from rltransformers.data.steps import STEPS, trajectories_from_steps
+from rltransformers.data.steps import trajectories_from_steps
 from rltransformers.data.trajectories import Trajectories
 
 EXTRA = "parquet"
@@ -64,7 +64,7 @@ def read_table(path: str | os.PathLike[str], options: Options) -> Trajectories:
     """Read a Parquet or Arrow file, or a folder of them."""
     files = table_files(path)
     name = _configuration(files[0].parent / INFO) or Path(path).expanduser().stem
-    return trajectories_from_tables(partial(file_batches, files), options, name)
+    return trajectories_from_tables([file_batches([file]) for file in files], options, name)
 
 
 def is_dataset(value: object) -> bool:
@@ -86,7 +86,7 @@ def trajectories_from_dataset(dataset: Any, options: Options) -> Trajectories:
         for table in dataset.with_format("arrow").iter(_ROWS_AT_ONCE):
             yield from table.to_batches()
 
-    return trajectories_from_tables(batches, options, name)
+    return trajectories_from_tables([batches()], options, name)
 
 
 def is_arrow(value: object) -> bool:
@@ -96,35 +96,46 @@ def is_arrow(value: object) -> bool:
 
 def trajectories_from_arrow(table: Any, options: Options) -> Trajectories:
     """Trajectories of such a table."""
-    return trajectories_from_tables(require("pyarrow", EXTRA).table(table).to_batches, options, "table")
+    with damage(f"{type(table).__name__} is no table", "pass one with named columns"):
+        table = require("pyarrow", EXTRA).table(table)
+    return trajectories_from_tables([table.to_batches()], options, "table")
 
 
-def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Options, name: str) -> Trajectories:
-    """Trajectories of record batches of pyarrow, which ``batches`` gives from the first one on.
+def trajectories_from_tables(files: Iterable[Iterable[Any]], options: Options, name: str) -> Trajectories:
+    """Trajectories of the record batches of pyarrow of each file.
 
     Columns go by the names of ``keys.NAMES``. Nested leaves are structs, or columns called "observations/camera".
     Where a row is an episode, ``dones`` (the layout for Hugging Face's Decision Transformer) is read like D4RL's
     terminals: an episode without a True was truncated; ``time_limit`` corrects exporters that mark cut episodes too.
     """
     name = options.name or name
-    nonempty = [batch for batch in batches() if batch.num_rows]
+    parts = [part for file in files if (part := [batch for batch in file if batch.num_rows])]
+    nonempty = [batch for part in parts for batch in part]
     if not nonempty:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
-    columns = [key for key in nonempty[0].schema.names if not is_ignored(key)]
+    names = nonempty[0].schema.names
+    columns = [key for key in names if not is_ignored(key)]
     for batch in nonempty:
-        if batch.schema.names != nonempty[0].schema.names:
-            raise DataError(
-                f"{name}: its files have different columns, {nonempty[0].schema.names} and {batch.schema.names}"
-            )
+        if sorted(batch.schema.names) != sorted(names):
+            raise DataError(f"{name}: its files have different columns, {names} and {batch.schema.names}")
+    if twice := [key for key in names if names.count(key) > 1]:
+        raise DataError(f"{name}: two columns are called {twice[0]!r}; rename one")
     if STEPS in columns and _is_list(kind := nonempty[0].column(STEPS).type) and hasattr(kind.value_type, "fields"):
         return _trajectories_of_steps(nonempty, options, name)
     if not _is_row_an_episode(nonempty[0], columns):
-        table = require("pyarrow", EXTRA).Table.from_batches(nonempty)
-        return trajectories_from_steps(table_columns(table, columns, name), options, name)
+        begins = np.cumsum([0, *(sum(batch.num_rows for batch in part) for part in parts[:-1])])
+        arrays = table_columns(_joined(nonempty, name), columns, name)
+        return trajectories_from_steps(arrays, options, name, files=begins)
     if options.columns is not None:
         raise ConfigError("columns does not apply to tables with an episode per row, whose columns have usual names")
     if options.split_on_discontinuity:
         raise ConfigError("split_on_discontinuity does not apply to tables with an episode per row, split already")
+    per_step = {*ENDS, *(key for names in NAMES.values() for key in names)}
+    kinds = {key: nonempty[0].schema.field(key).type for key in columns}
+    single = [key for key, kind in kinds.items() if not (_is_list(kind) or hasattr(kind, "fields") or key in per_step)]
+    if single:
+        warnings.warn(f"{name}: columns that nothing is read from: {single}", UserWarning, stacklevel=2)
+    columns = [key for key in columns if key not in single]
     flags = NAMES["terminations"] + NAMES["truncations"]
     dones = next((key for key in ENDS if key in columns), None)
     renamed = {dones: "terminations"} if dones is not None and not any(key in columns for key in flags) else {}
@@ -136,6 +147,14 @@ def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Opti
     return trajectories_from_episodes(episodes, options, name, "table")
 
 
+def _joined(batches: Sequence[Any], name: str) -> Any:
+    """One table of batches, whose columns may come in another order or be wider numbers in some of them."""
+    pyarrow = require("pyarrow", EXTRA)
+    tables = [pyarrow.Table.from_batches([batch]) for batch in batches]
+    with damage(f"{name}: its files have columns of different types", "make them alike"):
+        return pyarrow.concat_tables(tables, promote_options="permissive")
+
+
 def table_columns(table: Any, columns: Iterable[str], name: str) -> dict[str, Any]:
     """Columns of a table as arrays [N, ...], or as the errors that they are refused with if they are used."""
     return {key: value_or_error(column_values, table.column(key).combine_chunks(), f"{name}: {key}") for key in columns}
@@ -144,7 +163,7 @@ def table_columns(table: Any, columns: Iterable[str], name: str) -> dict[str, An
 def _trajectories_of_steps(batches: list[Any], options: Options, name: str) -> Trajectories:
     """Trajectories of rows that are episodes: lists of steps, as RLDS has them."""
     pyarrow = require("pyarrow", EXTRA)
-    episodes = pyarrow.Table.from_batches(batches).column(STEPS).combine_chunks()
+    episodes = _joined(batches, name).column(STEPS).combine_chunks()
     lengths = require("pyarrow.compute", EXTRA).list_value_length(episodes).to_numpy(zero_copy_only=False)
     steps = pyarrow.Table.from_struct_array(episodes.flatten())
     lengths = lengths[lengths > 0]
@@ -217,8 +236,10 @@ def _is_list(kind: Any) -> bool:
 
 
 def _check_entries(array: Any, where: str) -> None:
-    if array.null_count:
-        raise DataError(f"{where} has {array.null_count} missing entries; fill or drop them")
+    """Raise DataError for a missing entry that is no number: of numbers it is NaN, and found where it matters."""
+    types = require("pyarrow", EXTRA).types
+    if array.null_count and not (types.is_floating(array.type) or types.is_integer(array.type)):
+        raise DataError(f"{where}: row {array.is_null().index(True)} has no value; fill it in, or drop such rows")
 
 
 def _member(array: Any, row: int, where: str) -> Any:

@@ -676,7 +676,7 @@ def test_processes_that_begin_together_write_one_copy(tmp_path: Path, monkeypatc
         time.sleep(0.2)
         return trajectories_from_d4rl(*given, **options)
 
-    monkeypatch.setattr("rltransformers.data.steps.trajectories_from_d4rl", slow)
+    monkeypatch.setattr("rltransformers.data.items.trajectories_from_d4rl", slow)
     found: list[Trajectories] = []
     threads = [threading.Thread(target=lambda: found.append(load_trajectories(path, cache=cache))) for _ in range(2)]
     threads[0].start()

@@ -439,13 +439,16 @@ def test_levels_and_numbers_are_names_of_columns() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"obs_1": "left"}, "'obs_1' holds text, such as 'left'; number the classes: frame['obs_1'] = "),
-        ({"action_0": "left"}, "'action_0' holds text, such as 'left'; number the classes: frame['action_0'] = "),
+        ({"obs_1": "left"}, "'obs_1' holds text, such as 'left' in row 0; number the classes: frame['obs_1'] = "),
+        (
+            {"action_0": "left"},
+            "'action_0' holds text, such as 'left' in row 0; number the classes: frame['action_0'] = ",
+        ),
         ({"obs_1": "0.5"}, "frame['obs_1'] = pandas.to_numeric(frame['obs_1'])"),
         ({"obs_1": "0,5"}, "pandas.to_numeric(frame['obs_1'].str.replace(',', '.'))"),
         ({"obs_1": np.datetime64("2026-01-01")}, "(frame['obs_1'] - frame['obs_1'].min()).dt.total_seconds()"),
         ({"obs_1": 1j}, "'obs_1' holds complex128, no numbers"),
-        ({"terminated": [None, *[False] * 29]}, "terminated: row 0 has no value; fill it in"),
+        ({"terminated": [None, *[False] * 29]}, "'terminated' holds no value in row 0; fill it in"),
         ({"obs_1": -1, "obs_0": -2}, "integers down to -2, which are no classes; pass observation_space, for numbers "),
         ({"obs_0": [*[0.0] * 29, None], "obs_1": "x"}, "'obs_1' holds text"),
         ({"obs_1": ["x", None, *["y"] * 28]}, "'obs_1' holds no value in row 1"),

@@ -138,7 +138,9 @@ def test_absent_unknown_and_empty_columns_are_named(tmp_path: Path) -> None:
         found = refusal(tmp_path, [{name: row[name] for name in row if name != key} for row in rows])
         assert f"episode 0 lacks '{key}'" in found
     assert "no column is called like observations; present: ['actions']" in refusal(tmp_path, [{"actions": [0.0]}])
-    assert "unknown key 'return'" in refusal(tmp_path, [row | {"return": 1.0} for row in rows])
+    assert "unknown key 'returns'" in refusal(tmp_path, [row | {"returns": row["rewards"]} for row in rows])
+    with pytest.warns(UserWarning, match=r"columns that nothing is read from: \['length'\]"):
+        assert len(load_trajectories(file_of(tmp_path, [row | {"length": 5} for row in rows]))) == len(rows)
     assert "holds no rows" in refusal(tmp_path, rows[:0])
     empty: dict[str, Any] = {key: [] for key in LAYOUT}
     assert "episode 1 is empty" in refusal(tmp_path, [rows[0], empty, rows[1]])
@@ -150,7 +152,7 @@ def test_missing_entries_steps_of_other_sizes_and_wrong_numbers_are_named(tmp_pa
     assert "observations holds rows of 1 and of 2 numbers" in refusal(tmp_path, rows)
     rows = replay_rows()
     rows[2]["actions"][3] = [None]
-    assert "actions has 1 missing entries" in refusal(tmp_path, rows)
+    assert "actions of episode 2, step 3 is [nan]" in refusal(tmp_path, rows)
     rows = replay_rows()
     rows[2]["rewards"][4] = float("nan")
     assert "rewards of episode 2, step 4 is nan" in refusal(tmp_path, rows)
