@@ -353,21 +353,20 @@ def write_costs(
     facts = machine()
     columns = [
         "entry", axis, "forward_flops", "saved_bytes", "forward_backward_ms", "state_bytes",
-        "setting", "threads", "device", "commit", "date",
+        "setting", "threads",
     ]  # fmt: skip
     rows: list[Mapping[str, Any]] = []
     for each in costs:
         numbers = [round(each.flops), round(each.saved_bytes), f"{1e3 * each.seconds:.4g}", round(each.state_bytes)]
         values = [each.entry, each.length, *numbers, setting, torch.get_num_threads()]
-        values += [facts["device"], facts["commit"], facts["date"]]
-        rows.append(dict(zip(columns, values, strict=True)))
+        rows.append(dict(zip(columns, values, strict=True)) | facts)
     new = {each.entry for each in costs}
     rows += [row for row in earlier if row["entry"] not in new and row["entry"] in order]
     if order:
         rows.sort(key=lambda row: order.index(row["entry"]))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
+        writer = csv.DictWriter(file, [*columns, *facts])
         writer.writeheader()
         writer.writerows(rows)
 

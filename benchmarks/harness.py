@@ -5,7 +5,6 @@ does not. A comparison runs A B A B ... and reports the median of the ratios of 
 """
 
 import csv
-import json
 import math
 import os
 import platform
@@ -146,16 +145,22 @@ def meets(value: float, target: str) -> bool | None:
     return value >= float(bound) if sign == ">=" else value <= float(bound)
 
 
-def machine(program: str = "python scripts/benchmark.py") -> dict[str, Any]:
-    """Facts to judge the figures by, which ``program`` made."""
+def machine(program: str = "python scripts/benchmark.py") -> dict[str, str]:
+    """What a row needs besides its figures, by column: where, with what and by which command it was measured.
+
+    Every row carries these itself, so a later run that measures other rows cannot take them away.
+
+    Args:
+        program: what was started; the options of this process are put behind it.
+    """
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
+    software = {"python": platform.python_version()} | versions(PACKAGES)
     return {
         "device": device(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": versions(PACKAGES),
+        "cores": str(os.cpu_count()),
+        "versions": ", ".join(f"{name} {version}" for name, version in software.items()),
         "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join([program, *sys.argv[1:]]),
@@ -181,7 +186,7 @@ def report(
     program: str = "python scripts/benchmark.py",
     keeps: bool = False,
 ) -> list[Row]:
-    """Print the table of ``rows`` as they come and write ``<name>.csv`` and ``.json`` at the end, if there are any.
+    """Print the table of ``rows`` as they come and write ``<name>.csv`` at the end, if there are any.
 
     Args:
         folder: of the files, ``docs/benchmarks`` by default.
@@ -189,8 +194,7 @@ def report(
         keeps: whether rows of an earlier run stay unless one of the same name was measured now.
     """
     folder, facts = folder or RESULTS, machine(program)
-    versions = " ".join(f"{package} {version}" for package, version in facts["versions"].items())
-    print(f"{name}: {facts['device']}, {facts['cores']} cores, python {facts['python']}, {versions}\n")
+    print(f"{name}: {facts['device']}, {facts['cores']} cores, {facts['versions']}\n")
     done = []
     for row in rows:
         done.append(row)
@@ -199,22 +203,19 @@ def report(
         print("nothing was measured, nothing is written")
         return done
     folder.mkdir(parents=True, exist_ok=True)
-    table = [{key: rounded(value) for key, value in asdict(row).items()} for row in done]
     path = folder / f"{name}.csv"
     earlier = earlier_rows(path, {row.name for row in done}) if keeps else []
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*Row.__dataclass_fields__, "device", "commit", "date"])
+        writer = csv.DictWriter(file, [*Row.__dataclass_fields__, *facts])
         writer.writeheader()
         writer.writerows(earlier)
-        writer.writerows(known | {key: facts[key] for key in ("device", "commit", "date")} for known in table)
-    whole = {"machine": facts, "rows": table} | ({"earlier": earlier} if earlier else {})
-    path.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
-    print(f"\nwritten: {folder.relative_to(ROOT)}/{name}.csv and .json")
+        writer.writerows({key: rounded(value) for key, value in asdict(row).items()} | facts for row in done)
+    print(f"\nwritten: {folder.relative_to(ROOT)}/{name}.csv")
     return done
 
 
 def earlier_rows(path: Path, names: Container[str]) -> list[dict[str, str]]:
-    """Rows of a CSV, each with its own machine and date, whose names are not among ``names``."""
+    """Rows of a CSV, each with its own machine, versions and command, whose names are not among ``names``."""
     if not path.is_file():
         return []
     with path.open(newline="") as file:

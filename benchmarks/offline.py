@@ -79,8 +79,9 @@ def synthetic(episodes: int, length: int = EPISODE, seed: int = 0) -> Trajectori
 
 
 def our_model(data: Trajectories, context: int = CONTEXT) -> DecisionTransformer:
-    """The default agent, which is the published one, with a timestep table of the same rows as the peer's."""
-    backbone = {"position": {"name": "timestep", "max_len": EPISODE}, "dropout": DROPOUT}
+    """The agent at the published size, with a timestep table of the same rows as the peer's."""
+    position = {"name": "timestep", "max_len": EPISODE}
+    backbone = {"preset": "decision_transformer", "position": position, "dropout": DROPOUT}
     return DecisionTransformer(
         "DTPolicy",
         data,

@@ -46,6 +46,7 @@ def gtrxl_acting(*, repetitions: int = 5) -> Iterator[Row]:
     yield from against_the_past(repetitions)
     yield memory_row("GTrXL acting, memory 512", {}, repetitions)
     yield memory_row("GTrXL acting, memory 512, one key-value head", {"kv_heads": 1}, repetitions)
+    yield memory_row("GTrXL acting, memory 512, mla", {"head_mixing": "mla"}, repetitions)
     yield memory_row("GTrXL acting, memory 512, compiled", {}, repetitions, "compiled")
 
 

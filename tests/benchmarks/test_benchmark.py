@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks import catalogue, harness, laws
+from benchmarks import catalogue, harness, laws, offline
 from benchmarks.harness import Pair, absolute, interleave, meets
 from rltransformers.core.errors import ConfigError
 from rltransformers.laws.costs import cost
@@ -117,8 +117,76 @@ def test_rows_of_other_names_stay_where_some_are_measured_again(
     monkeypatch.setattr(harness, "ROOT", tmp_path)
     harness.report("rows", [absolute("one", "", "ms", [1.0]), absolute("two", "", "ms", [2.0])], tmp_path)
     harness.report("rows", [absolute("two", "", "ms", [3.0])], tmp_path, keeps=True)
-    with (tmp_path / "rows.csv").open(newline="") as file:
-        assert [(row["name"], row["ours"]) for row in csv.DictReader(file)] == [("one", "1.0"), ("two", "3.0")]
+    assert [(row["name"], row["ours"]) for row in read(tmp_path / "rows.csv")] == [("one", "1.0"), ("two", "3.0")]
+
+
+def test_a_later_run_of_some_rows_leaves_the_others_their_machine_versions_and_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = list(harness.machine())
+
+    def facts(run: str) -> dict[str, str]:
+        return {name: f"{name} of {run}" for name in columns}
+
+    def measure(run: str, *names: str) -> None:
+        for module in (harness, catalogue):
+            monkeypatch.setattr(module, "machine", lambda *program: facts(run))
+        harness.report("rows", [absolute(name, "", "ms", [1.0]) for name in names], tmp_path, keeps=True)
+        costs, path = [catalogue.Cost(name, 256, 1.0, 2.0, (0.5,), 4.0) for name in names], tmp_path / "cost.csv"
+        catalogue.write_costs(costs, path, "", earlier=catalogue.read_costs(path), order=["one", "two", "three"])
+
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    expected = {"one": facts("first"), "two": facts("second"), "three": facts("third")}
+    measure("first", "one", "two", "three")
+    measure("second", "two", "three")
+    measure("third", "three")
+    for file, name in (("rows.csv", "name"), ("cost.csv", "entry")):
+        rows = read(tmp_path / file)
+        assert {row[name]: {fact: row[fact] for fact in columns} for row in rows} == expected
+
+
+UNKNOWN = {
+    ("time-to-learn", "time to learn: proof of memory"),
+    ("time-to-learn", "time to learn: proof of memory, slowest seed"),
+}
+"""Rows whose cores, versions and command were overwritten before they were committed."""
+
+
+def test_every_row_says_where_with_what_and_how_it_was_measured() -> None:
+    columns, unknown = list(harness.machine()), set()
+    for path in sorted(benchmark.RESULTS.rglob("*.csv")):
+        for row in read(path):
+            name = row.get("name") or row["entry"]
+            missing = [column for column in columns if not row.get(column)]
+            assert not missing, f"{path.name}, {name}: no {', '.join(missing)}"
+            if "unknown" in row.values():
+                unknown.add((path.stem, name))
+                continue
+            program = "scripts/on_gpu.sh" if path.parent.name == "gpu" else "python scripts/benchmark.py"
+            assert row["command"].startswith(program), f"{path.name}, {name}: {row['command']}"
+            assert "python 3." in row["versions"] and "torch " in row["versions"], f"{path.name}, {name}"
+    assert unknown == UNKNOWN
+
+
+def test_ours_beside_a_decision_transformer_of_others_has_the_size_that_the_rows_name() -> None:
+    config = offline.our_model(offline.synthetic(1)).policy.backbone.config
+    feed_forward = config.ff_width or 4 * config.width
+    sizes = f"{config.layers} layers, width {config.width}, {config.heads} head, FF {feed_forward} ReLU"
+    assert offline.SIZES.startswith(sizes)
+
+
+def test_every_row_below_its_target_is_explained() -> None:
+    text = (benchmark.RESULTS.parent / "lab" / "speed.md").read_text()
+    reasons = text.partition("\n## Why targets are missed\n")[2].partition("\n## ")[0]
+    commands = [name for name in benchmark.COMMANDS if name not in benchmark.ENTRIES]
+    missed = {row["name"] for row in benchmark.measured(benchmark.RESULTS, commands) if row["met"] == "False"}
+    assert missed
+    assert sorted(name for name in missed if f"`{name}`" not in reasons) == []
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def test_costs_stay_in_the_order_of_the_catalogue(tmp_path: Path) -> None:

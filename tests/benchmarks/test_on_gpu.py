@@ -106,7 +106,7 @@ def test_a_part_out_of_time_writes_what_it_has_and_the_next_one_runs(
         assert [row["name"] for row in csv.DictReader(file)] == ["first"]
     with (folder / "next.csv").open(newline="") as file:
         assert [(row["name"], float(row["ours"])) for row in csv.DictReader(file)] == [("whole, cuda", 30.0)]
-    assert "scripts/on_gpu.sh" in (folder / "next.json").read_text()
+    assert "scripts/on_gpu.sh" in (folder / "next.csv").read_text()
 
 
 def test_parts_that_are_chosen_share_the_time_of_those_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_a_part_that_fails_is_named_and_the_others_count(
     monkeypatch.setattr(gpu, "PARTS", {"bad": Part(broken, 30), "idle": Part(idle, 30), "good": Part(quick, 30)})
     assert gpu.run(["bad", "idle", "good"], 90) == 1
     assert "bad: failed: RuntimeError: no kernel image" in capsys.readouterr().err
-    assert {path.name for path in folder.iterdir()} == {"good.csv", "good.json"}
+    assert {path.name for path in folder.iterdir()} == {"good.csv"}
 
 
 def test_the_time_of_eager_steps_does_not_pass_for_that_of_a_graph() -> None:
