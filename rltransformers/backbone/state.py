@@ -163,7 +163,8 @@ class Tables:
             one.dtype == other.dtype and one.device == other.device and torch.equal(one, other) for one, other in pairs
         )
         if sources and not same:
-            with torch.no_grad(), torch.inference_mode(False):
+            autocast = torch.autocast(sources[0].device.type, enabled=False)  # they outlast the block of a caller
+            with torch.no_grad(), torch.inference_mode(False), autocast:
                 self._copies = [source.detach().clone() for source in sources]
                 self._tables = {name: table.contiguous() for name, table in self.compute().items()}
         return self._tables

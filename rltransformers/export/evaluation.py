@@ -1,7 +1,7 @@
 """An evaluation of a network that learns, forward and backward, as machine code: a program per shape of its inputs."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -29,7 +29,8 @@ class CompiledEvaluation(LeftBehind):
 
     Outputs carry gradient to the parameters of ``module`` as those of ``function`` do, and buffers that it writes are
     written. Whatever is no tensor is a constant of the program. Where it cannot be compiled, ``function`` itself is
-    called, and ``notify`` says why. Torch keeps programs in its own folder (``TORCHINDUCTOR_CACHE_DIR``).
+    called, and ``notify`` says why. Under ``torch.autocast`` it has programs of its own. Torch keeps programs in its
+    own folder (``TORCHINDUCTOR_CACHE_DIR``).
 
     Args:
         module: holds every parameter and buffer that ``function`` reads; each may be written or replaced at any time.
@@ -51,7 +52,7 @@ class CompiledEvaluation(LeftBehind):
         weights = {name: holder[own] for name, (holder, own) in self._places.items() if holder[own] is not None}
         leaves, names = pytree.tree_flatten(inputs)
         kinds = [(each.dtype, each.device, each.shape) if isinstance(each, Tensor) else each for each in leaves]
-        key = names, tuple(kinds), self._module.training, tuple(weights)
+        key = names, tuple(kinds), self._module.training, tuple(weights), autocast_types(weights.values())
         if key not in self._programs:
             try:
                 self._programs[key] = self._compile(weights, inputs)
@@ -103,6 +104,12 @@ def program_of(module: nn.Module, function: Callable[[Tree], Tree]) -> Program:
     with config.patch(OPTIONS):
         decompositions = select_decomp_table()
     return aot_function(evaluate, compile_graph, partition_fn=default_partition, decompositions=decompositions)
+
+
+def autocast_types(tensors: Iterable[Tensor]) -> tuple[torch.dtype | None, ...]:
+    """The type in which ``torch.autocast`` computes products on each kind of device of ``tensors``; None where none."""
+    kinds = sorted({each.device.type for each in tensors})
+    return tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in kinds)
 
 
 class _Bound(nn.Module):

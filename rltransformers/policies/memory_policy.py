@@ -262,7 +262,9 @@ class MemoryPolicy(BasePolicy):
         if self.critic is not None and critic is not None:
             value_features, critic = self.critic.step(inputs, critic, part_of("critic", tables), overwrites)
         after = PolicyState(actor, critic, state.previous_action, state.previous_reward)
-        return *self._read(features, value_features, observations), after
+        outputs, values = self._read(features, value_features, observations)
+        kind = self.action_head.linear.weight.dtype  # torch.autocast would round what rollouts keep
+        return outputs.to(kind), values.to(kind), after
 
     def run_backbones(
         self,

@@ -17,6 +17,7 @@ from rltransformers.backbone.state import part_of, prefixed
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import CompileError
 from rltransformers.export.compiled import CompiledStep, LeftBehind
+from rltransformers.export.evaluation import autocast_types
 from rltransformers.export.graphs import GraphStep
 from rltransformers.policies.decider import OF_SOME, ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy
@@ -162,8 +163,11 @@ class MachineCode(LeftBehind):
         self.failed = False
 
     def run(self, inputs: Tensors, state: Tensors) -> Tensors | None:
-        """Outputs, with the new state written over ``state``; None where there is no machine code."""
-        if self.failed:
+        """Outputs, with the new state written over ``state``; None where there is no machine code.
+
+        There is none under ``torch.autocast``: it computes in the types of the weights.
+        """
+        if self.failed or any(autocast_types(inputs.values())):
             return None
         try:
             if self._compiled is None:

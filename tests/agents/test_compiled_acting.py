@@ -110,6 +110,25 @@ def test_a_table_that_holds_an_episode_or_a_window_serves_one_after_another(
         _, state = model.predict(observation, state, start, deterministic=True, reward=np.ones(2))
 
 
+@pytest.mark.parametrize("acting", ACTINGS)
+def test_acting_under_autocast_leaves_nothing_behind(acting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "CompiledStep", StandIn)
+    settings = {"backbone": {"preset": "gtrxl", "width": 8, "layers": 1, "heads": 2, "memory": 4}}
+    policy, fresh, eager = (online(each, policy_kwargs=settings).policy for each in (acting, acting, "eager"))
+    observations, first = {"": torch.ones(2, 4)}, torch.ones(2, dtype=torch.bool)
+
+    def value(of: Any) -> torch.Tensor:
+        result: torch.Tensor = of.step(observations, of.initial_state(2), first, None)[1]
+        assert result.dtype == torch.float32
+        return result
+
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = value(policy)
+        assert torch.equal(rounded, value(eager))
+    assert torch.equal(value(policy), value(fresh))
+    assert not torch.equal(rounded, value(fresh))
+
+
 # With a compiler: one package, for the online agent; those of the offline agent with `make test-third-party`. That
 # other actions and modes have machine code that computes the same is the work of the compiler; how they reach it is
 # seen with StandIn.

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import nop
 from torch import Tensor, nn
 
 from rltransformers.export.evaluation import CompiledEvaluation
@@ -63,6 +64,17 @@ def test_it_is_the_function_of_inputs_weights_and_mode() -> None:
     module.eval()
     check({"x": x, "scale": None})
     assert len(lines) == 6 and not compiled.failed
+
+
+def test_under_autocast_it_has_programs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", nop)
+    module = nn.Linear(3, 3)
+    compiled, x = CompiledEvaluation(module, module, lambda _: None), torch.ones(4, 3)
+    for enabled in (True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            expected, got = module(x), compiled(x)
+        assert expected.dtype == (torch.bfloat16 if enabled else torch.float32)
+        assert torch.equal(got, expected) and got.dtype == expected.dtype
 
 
 def refused(function: Any) -> tuple[str, bool]:
