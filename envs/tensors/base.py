@@ -7,7 +7,7 @@ of this package step it in tensors.
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium
 import numpy as np
@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from torch import Tensor
 
 from rltransformers.core.device import find_device
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import Environments, check
 from rltransformers.core.spaces import (
     Space,
@@ -30,6 +30,7 @@ from rltransformers.core.spaces import (
     observation_leaves,
     stack_members,
 )
+from rltransformers.core.values import WAY_OUT, named
 from rltransformers.envs.tensors.streams import random_shares, random_words
 
 Leaves = dict[str, Tensor]
@@ -76,6 +77,8 @@ class TensorVecEnv(VecEnv):
     before the first reset), and draws random numbers by ``draw`` alone, is saved with its agents: a resumed run equals
     one that never stopped.
 
+    Shapes and types of what a subclass returns are checked in every step, values by the agents of this package.
+
     Args:
         num_envs: N.
         observation_space, action_space: of one environment; observations may be nested.
@@ -83,6 +86,7 @@ class TensorVecEnv(VecEnv):
 
     Raises:
         ConfigError: for unsupported spaces, or another number of environments than 1 to 65,536.
+        DataError: of resets and steps, where a subclass returns another shape or type than it has to.
     """
 
     state: dict[str, Tensor] | None = None
@@ -101,6 +105,7 @@ class TensorVecEnv(VecEnv):
         leaves = observation_leaves(observation_space)
         self._bare = "" in leaves
         super().__init__(check(num_envs, Environments, "num_envs"), leaves.get("", spaces.Dict(leaves)), action_space)
+        self._shapes = {path: (num_envs, *(leaf.shape or ())) for path, leaf in leaves.items()}
         drawn = np.random.SeedSequence().generate_state(num_envs, np.uint64) >> 1
         self.take_seeds(drawn.tolist())
         self._all = torch.ones(num_envs, dtype=torch.bool, device=self.device)
@@ -143,17 +148,28 @@ class TensorVecEnv(VecEnv):
         self._reset_seeds()
         self._reset_options()
         self._clear_sums()
-        return self._leaves(self.begin(self._all))
+        return self._leaves(self.begin(self._all), "begin")
 
     def step_tensors(self, actions: Any) -> TensorStep:
         """Take a step, and begin the episodes behind those that ended; ``actions`` as for ``advance``."""
-        outcome = self.advance(actions)
-        last = self._leaves(outcome.observations)
+        outcome, last = self._advanced(actions)
         truncated = outcome.truncated & ~outcome.terminated
         ended = outcome.terminated | truncated
-        fresh = self._leaves(self.begin(ended))
+        fresh = self._leaves(self.begin(ended), "begin")
         observations = {path: torch.where(beside(ended, leaf), fresh[path], leaf) for path, leaf in last.items()}
         return self._counted(outcome, observations, truncated, last)
+
+    def _advanced(self, actions: Any) -> tuple[Outcome, Leaves]:
+        """What ``advance`` gives, and the leaves of its observations; DataError for other shapes and types."""
+        outcome = self.advance(actions)
+        for name in ("rewards", "terminated", "truncated", "successes"):
+            value: Any = getattr(outcome, name)
+            if name == "successes" and value is None:
+                continue
+            is_type = _is_number if name == "rewards" else _is_flag
+            if not (isinstance(value, Tensor) and value.shape == (self.num_envs,) and is_type(value.dtype)):
+                self._refuse("advance", name, value, "numbers [N]" if name == "rewards" else "bool [N]")
+        return outcome, self._leaves(outcome.observations, "advance")
 
     def _counted(self, outcome: Outcome, observations: Leaves, truncated: Tensor, last: Leaves | None) -> TensorStep:
         """The step with returns and lengths of its episodes; those that ended are counted from 0 again."""
@@ -165,8 +181,26 @@ class TensorVecEnv(VecEnv):
             observations, rewards, outcome.terminated, truncated, last, returns, lengths, outcome.successes
         )
 
-    def _leaves(self, observations: Any) -> Leaves:
-        return {"": observations} if self._bare else leaf_values(self.single_observation_space, observations)
+    def _leaves(self, observations: Any, method: str) -> Leaves:
+        """The leaves of what a ``method`` returned; DataError for one that lacks, or has another shape or type."""
+        try:
+            leaves = {"": observations} if self._bare else leaf_values(self.single_observation_space, observations)
+        except DataError as error:
+            raise DataError(f"{method} returned an observation in which {error}; {WAY_OUT}") from error
+        for path, shape in self._shapes.items():
+            value = leaves[path]
+            if not (isinstance(value, Tensor) and value.shape == shape and _is_number(value.dtype)):
+                due = ", ".join(["N", *map(str, shape[1:])])
+                self._refuse(method, named("observation", path), value, f"numbers [{due}]")
+        return leaves
+
+    def _refuse(self, method: str, what: str, value: Any, due: str) -> NoReturn:
+        """Raise DataError for what a method returned in place of what was ``due``."""
+        got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        when = f" in step {int(self._lengths[0]) + 1} of the episode of environment 0" if method == "advance" else ""
+        raise DataError(
+            f"{what} must be {due} for N = {self.num_envs} environments, {method} returned {got}{when}; {WAY_OUT}"
+        )
 
     def _clear_sums(self) -> None:
         self._returns = torch.zeros(self.num_envs, dtype=torch.float64, device=self.device)
@@ -317,6 +351,15 @@ class StepInfos(Sequence[dict[str, Any]]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._infos[index]
+
+
+def _is_number(dtype: torch.dtype) -> bool:
+    """Whether numpy has the type, and it holds no complex numbers."""
+    return not dtype.is_complex and dtype is not torch.bfloat16
+
+
+def _is_flag(dtype: torch.dtype) -> bool:
+    return dtype is torch.bool
 
 
 def beside(mask: Tensor, leaf: Tensor) -> Tensor:

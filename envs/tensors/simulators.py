@@ -82,9 +82,8 @@ class SimulatorVecEnv(TensorVecEnv):
         return Outcome(self._copied(observations), rewards.clone(), terminated, truncated)
 
     def step_tensors(self, actions: Any) -> TensorStep:
-        outcome = self.advance(actions)
-        truncated = outcome.truncated & ~outcome.terminated
-        return self._counted(outcome, self._leaves(outcome.observations), truncated, None)
+        outcome, seen = self._advanced(actions)
+        return self._counted(outcome, seen, outcome.truncated & ~outcome.terminated, None)
 
     def _copied(self, observations: Any) -> Any:
         """The observations of the policy; simulators write into the tensors that they returned."""

@@ -25,6 +25,7 @@ from rltransformers.policies.action_heads import Noise, noise_of
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.training.normalization import CLIP
 from rltransformers.training.online.tensor_rollouts import executed_actions
+from rltransformers.training.tensor_checks import TensorChecks
 from rltransformers.training.tensor_statistics import TensorStatistics
 
 STEPS_BETWEEN_LOOKS = 32
@@ -70,10 +71,12 @@ class TensorPlayer:
             seeds: of every environment.
 
         Raises:
-            DataError: for an exception of the environment, and for an episode that does not end.
+            DataError: for an exception of the environment, for values that are not finite or outside their space, and
+                for an episode that does not end.
         """
         env, device = self._env, self._env.device
         seed_environments(env, seeds)
+        self._checks = TensorChecks(env, self._policy.masks)
         statistics = TensorStatistics(self._normalizer, None, 1.0, device)
         statistics.begin()
         try:
@@ -85,11 +88,15 @@ class TensorPlayer:
                 ends = step if ends is None else _where(ended, step, ends)
                 running = running & ~ended
                 if steps % STEPS_BETWEEN_LOOKS == 0:
+                    self._checks.refuse()
                     left = running.nonzero().flatten().tolist()
                     if not left:
                         break
                     if steps >= self._longest:
                         raise endless_episode(self._name, left[0], self._longest)
+        except Exception as error:
+            self._checks.refuse(error)  # a network raises something else for a class that it does not know
+            raise
         finally:
             statistics.end(keep=False)
         assert ends is not None
@@ -105,6 +112,7 @@ class TensorPlayer:
         env, policy, number = self._env, self._policy, 0
         policy.end_training_mode()
         seen = attempt(env, lambda: "in step 0", env.reset_tensors)
+        self._checks.look(seen, None, "in step 0")
         first, state = torch.ones(env.num_envs, dtype=torch.bool, device=env.device), policy.initial_state(env.num_envs)
         while True:
             leaves = policy.leaves_to_tensors(statistics.observed(seen, takes=False))
@@ -112,7 +120,9 @@ class TensorPlayer:
             actions, _, _, state = policy.step(leaves, state, first, noise, overwrites=True)
             number += 1
             executed = executed_actions(policy.action_head, env.action_space, actions, self._types)
-            step: TensorStep = attempt(env, partial("in step {}".format, number), env.step_tensors, executed)
+            when = partial("in step {}".format, number)
+            step: TensorStep = attempt(env, when, env.step_tensors, executed)
+            self._checks.look(step.observations, step, when())
             if policy.uses_previous_reward:
                 rewards = statistics.earned(step.rewards, first, step.ended)
                 rewards = rewards if self._unit is None else (rewards / self._unit).clamp(-CLIP, CLIP)

@@ -108,6 +108,24 @@ def test_copies_do_not_grow_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> N
     assert counts[0] == counts[1] < 15
 
 
+class Unseen(CartPole):
+    """Shows nothing but NaN from some step on; its rewards are as ever."""
+
+    def follow(self, state: Any, actions: torch.Tensor) -> Any:
+        after = super().follow(state, actions)
+        return (after[0] | {"body": torch.where(after[0]["t"] > 2, torch.nan, 0.0)[:, None].expand(-1, 4)}, *after[1:])
+
+
+@pytest.mark.parametrize("limit", [3, 40])
+def test_observations_are_looked_at(limit: int) -> None:
+    model = ppo(CartPole(2, device="cpu"))
+    what = "terminal observation" if limit == 3 else "observation"
+    with pytest.raises(
+        DataError, match=f"^{what} of environment 0 in step 3 is nan at entry .0., not finite; look for"
+    ):
+        evaluate_online(model, Unseen(2, device="cpu", max_episode_steps=limit), "", episodes=2)
+
+
 def test_an_episode_without_end_is_an_error() -> None:
     model = ppo(CueRecall(4, device="cpu", delay=3))
     with pytest.raises(DataError, match=r"an episode of environment 0 .*has not ended after 40 steps"):

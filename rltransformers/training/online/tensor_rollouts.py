@@ -11,12 +11,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import RolloutReturn
 from torch import Tensor
 
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt
 from rltransformers.core.spaces import Space, nest_leaves, nested_leaves
 from rltransformers.data.replay import SegmentReplay
@@ -34,6 +33,7 @@ from rltransformers.envs.tensors.base import (
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.policy_state import PolicyState
+from rltransformers.training.tensor_checks import TensorChecks
 from rltransformers.training.tensor_statistics import TensorStatistics
 
 
@@ -73,28 +73,29 @@ class Step(NamedTuple):
 class TensorRollout:
     """The environments of an agent while it collects one rollout; counts for it as ``OnlineAgent`` does in numpy.
 
+    Args:
+        reads_last_masks: whether masks of actions are read where a limit cuts an episode.
+
     Attributes:
         leaves: the newest observations as the policy takes them.
         starts: which of them begin an episode, bool [E].
     """
 
-    def __init__(self, agent: Any, env: TensorVecEnv) -> None:
+    def __init__(self, agent: Any, env: TensorVecEnv, reads_last_masks: bool = False) -> None:
         self.agent, self.env = agent, env
         scale, self._normalizer = agent._own_scale, agent._vec_normalize_env
         self._statistics = TensorStatistics(self._normalizer, scale, agent.gamma, agent.device)
         self._types = action_types(env.action_space)
-        self._observed = _checked_leaves(env.observation_space)
-        self._good: list[Tensor] = []
+        self._checks = TensorChecks(env, agent.policy.masks, reads_last_masks)
         self._ends: list[tuple[TensorStep, Tensor]] = []
-        self._first_step = agent.num_timesteps
 
     @contextmanager
     def running(self) -> Iterator["TensorRollout"]:
         """Within the block, statistics are on the device; behind it, they and the episodes are where numpy has them.
 
         Raises:
-            DataError: behind the block, for values that are not finite or outside their space; statistics are then as
-                they were before.
+            DataError: behind the block, for values that are not finite or outside their space, and masks that allow
+                nothing; statistics are then as they were before.
         """
         agent = self.agent
         if agent._guard.moves != agent._moves:
@@ -108,11 +109,11 @@ class TensorRollout:
                 yield self
             except Exception as error:
                 keep = False
-                self._check(error)  # a network raises something else for a class that it does not know
+                self._checks.refuse(error)  # a network raises something else for a class that it does not know
                 keep = True
                 raise
             keep = False
-            self._check()
+            self._checks.refuse()
             keep = True
         finally:
             self._statistics.end(keep)
@@ -122,6 +123,7 @@ class TensorRollout:
         """Begin new episodes everywhere."""
         agent = self.agent
         leaves = attempt(self.env, lambda: "in step 0", self.env.reset_tensors)
+        self._checks.look(leaves, None, f"at step {agent._steps_of_run()} of this run")
         self._see(self._statistics.first(leaves))
         self.starts = torch.ones_like(self.starts)
         agent._last_episode_starts = self.starts
@@ -143,7 +145,7 @@ class TensorRollout:
         agent, starts = self.agent, self.starts
         executed = executed_actions(agent._actor.action_head, agent.action_space, actions, self._types)
         raw: TensorStep = attempt(self.env, self._when, self.env.step_tensors, executed)
-        self._good.append(self._looks_good(raw))
+        self._checks.look(raw.observations, raw, self._when())
         observations = self._statistics.observed(raw.observations, takes=True)
         rewards = self._statistics.earned(raw.rewards, starts, raw.ended)
         last = None if raw.last_observations is None else self._statistics.observed(raw.last_observations, takes=False)
@@ -169,33 +171,6 @@ class TensorRollout:
     def _when(self) -> str:
         return f"at step {self.agent._steps_of_run() + 1} of this run"
 
-    def _looks_good(self, step: TensorStep) -> Tensor:
-        """Which environments gave a finite reward and an observation of their space, bool [E]."""
-        good = step.rewards.isfinite()
-        for path, space in self._observed.items():
-            rows = step.observations[path].flatten(1) if step.observations[path].dim() > 1 else step.observations[path]
-            if isinstance(space, spaces.Discrete):
-                fits = (rows >= int(space.start)) & (rows < int(space.start + space.n))
-            else:
-                fits = rows.isfinite() if rows.dim() == 1 else rows.isfinite().all(1)
-            good = good & fits
-        return good
-
-    def _check(self, cause: Exception | None = None) -> None:
-        """Raise DataError, from ``cause``, for the first value that did not look good."""
-        if not self._good:
-            return
-        good = torch.stack(self._good, 1)
-        if bool(good.all()):
-            return
-        steps = (~good).any(0).nonzero()[0].item()
-        row = (~good[:, int(steps)]).nonzero()[0].item()
-        step = self._first_step // self.agent.n_envs + int(steps) + 1
-        raise DataError(
-            f"observation or reward of environment {row} at step {step} of this run is not finite, or no class of its "
-            "space; look for a division by zero or an overflow in the environment"
-        ) from cause
-
     def _tell_episodes(self) -> None:
         """Hand the episodes that ended to the means of Stable-Baselines3, in the order of steps and environments."""
         agent = self.agent
@@ -211,16 +186,6 @@ class TensorRollout:
         agent.ep_info_buffer.extend({"r": r, "l": length} for r, length in zip(returns, lengths, strict=True))
         if raw[0].successes is not None:
             agent.ep_success_buffer.extend(column([cast(Tensor, step.successes) for step in raw]))
-
-
-def _checked_leaves(space: Space) -> dict[str, Space]:
-    """Leaves whose values are looked at: fractions, and classes of a Discrete."""
-    leaves = dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
-    return {
-        path: leaf
-        for path, leaf in leaves.items()
-        if isinstance(leaf, spaces.Discrete) or (isinstance(leaf, spaces.Box) and np.dtype(leaf.dtype).kind == "f")
-    }
 
 
 def executed_actions(
@@ -351,7 +316,7 @@ def collect_steps(
     callback.on_rollout_start()
     kept: list[dict[str, Any]] = []
     going_on = True
-    with TensorRollout(agent, env).running() as rollout:
+    with TensorRollout(agent, env, reads_last_masks=True).running() as rollout:
         raw = rollout.raw_leaves()
         for _ in range(frequency):
             leaves, episode_starts = rollout.leaves, rollout.starts

@@ -1,5 +1,6 @@
 """Environments in tensors against their twins in numpy: the same draws and actions, the same rows."""
 
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -10,9 +11,10 @@ import torch
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
+from rltransformers.core.errors import DataError
 from rltransformers.envs import GymnasiumVecEnv
 from rltransformers.envs.memory_rules.interface import random_words
-from rltransformers.envs.tensors import TensorVecEnv, streams
+from rltransformers.envs.tensors import Outcome, TensorVecEnv, streams
 from rltransformers.envs.tensors.tasks import (
     ActiveTMaze,
     CartPole,
@@ -99,7 +101,7 @@ def test_pendulum_equals_that_of_gymnasium() -> None:
     generator = np.random.default_rng(2)
     make = lambda: gymnasium.make("Pendulum-v1", max_episode_steps=30, g=9.0)  # noqa: E731
     ours = Pendulum(N, max_episode_steps=30, g=9.0)
-    compare(ours, copies(make), 100, lambda: generator.uniform(-2, 2, (N, 1)).astype(np.float32), 1e-5)
+    compare(ours, copies(make), 100, lambda: generator.uniform(-2, 2, (N, 1)).astype(np.float32), 1e-6)
 
 
 @pytest.mark.third_party
@@ -146,6 +148,53 @@ def test_episodes_depend_on_the_seed_of_their_environment_alone() -> None:
     other = np.array([0, 0, 1, 1])
     for _ in range(30):  # of different lengths: resets of the others shift nothing
         assert (few.step(zero)[0] == many.step(other)[0][:2]).all()
+
+
+class Shapes(CartPole):
+    """What ``begin`` returns, or one value of what ``advance`` returns, is of another shape or type."""
+
+    wrong: tuple[str, Any]
+
+    def advance(self, actions: torch.Tensor) -> Outcome:
+        name, value = self.wrong
+        outcome = super().advance(actions)
+        return outcome if name == "begin" else outcome._replace(**{name: value})
+
+    def begin(self, mask: torch.Tensor) -> Any:
+        observations, (name, value) = super().begin(mask), self.wrong
+        return value if name == "begin" else observations
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "due", "got"),
+    [
+        (
+            "begin",
+            torch.zeros(N, 1),
+            "observation must be numbers [N, 4]",
+            "begin returned torch.float32 [5, 1]; r",
+        ),
+        ("observations", torch.zeros(1, 4), "observation must be numbers [N, 4]", "torch.float32 [1, 4] in step 1 of"),
+        ("observations", np.zeros((N, 4)), "observation must be numbers [N, 4]", "advance returned a ndarray in step"),
+        ("observations", torch.zeros(N, 4).bfloat16(), "observation must be numbers [N, 4]", "torch.bfloat16 [5, 4] "),
+        (
+            "rewards",
+            torch.ones(()),
+            "rewards must be numbers [N]",
+            "torch.float32 [] in step 1 of the episode",
+        ),
+        ("rewards", torch.ones(N, 1), "rewards must be numbers [N]", "torch.float32 [5, 1]"),
+        ("terminated", torch.zeros(N).long(), "terminated must be bool [N]", "torch.int64 [5]"),
+        ("truncated", torch.zeros(N, 1) > 0, "truncated must be bool [N]", "torch.bool [5, 1]"),
+        ("successes", torch.zeros(N), "successes must be bool [N]", "torch.float32 [5] in step 1 of the episode of"),
+    ],
+)
+def test_what_has_another_shape_or_type_is_refused(name: str, value: Any, due: str, got: str) -> None:
+    env = Shapes(N, device="cpu")
+    env.wrong = name, value
+    with pytest.raises(DataError, match=re.escape(f"{due} for N = 5 environments, ") + ".*" + re.escape(got)):
+        env.reset()
+        env.step(np.zeros(N, np.int64))
 
 
 def test_a_state_goes_on_as_if_it_had_not_stopped() -> None:

@@ -175,7 +175,18 @@ def test_the_first_ratio_is_one() -> None:
     assert model.logger.name_to_value["train/first_ratio_error"] < 1e-5
 
 
-@pytest.mark.parametrize("name", ["PPO", "PPO, rewards", "V-MPO", "DQN"])
+@pytest.mark.parametrize("make", [tensors, twin])
+def test_a_rollout_under_autocast_keeps_float32(make: Any) -> None:
+    model: Any = GTrXLPPO("GTrXLPolicy", make("CartPole-v1"), **ON)  # type: ignore[arg-type]
+    _, callback = model._setup_learn(10**6, None, False)
+    with torch.autocast("cpu", torch.bfloat16):
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, STEPS)
+    segment = vars(model.carry.segment)
+    for name in ("log_probs", "values", "advantages", "returns", "rewards"):
+        assert segment[name].dtype == torch.float32, name
+
+
+@pytest.mark.parametrize("name", ["PPO", "PPO, rewards", "V-MPO", "DQN", "SAC"])
 def test_a_resumed_run_equals_one_that_never_stopped(name: str, tmp_path: Path) -> None:
     kind, settings, task = AGENTS[name]
     steps = 4 * STEPS * N
@@ -308,6 +319,12 @@ def _infinite(outcome: Outcome) -> Outcome:
     return outcome._replace(observations=observations)
 
 
+def _nan_at_the_end(outcome: Outcome) -> Outcome:
+    observations, truncated = outcome.observations.clone(), torch.zeros_like(outcome.truncated)
+    observations[2, 0], truncated[2] = torch.nan, True
+    return outcome._replace(observations=observations, truncated=truncated)
+
+
 def _raise(outcome: Outcome) -> Outcome:
     raise ZeroDivisionError("mass is 0")
 
@@ -315,8 +332,12 @@ def _raise(outcome: Outcome) -> Outcome:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (_nan, r"environment 1 at step 5 of this run is not finite"),
-        (_infinite, r"environment 1 at step 5 of this run is not finite"),
+        (_nan, r"reward of environment 1 is nan at step 5 of this run, not finite in float32; repair the environment"),
+        (_infinite, r"observation of environment 1 at step 5 of this run is inf at entry \[2\], not finite; look for"),
+        (
+            _nan_at_the_end,
+            r"terminal observation of environment 2 at step 5 of this run is nan at entry \[0\]",
+        ),
         (_raise, r"environments 0\.\.2 raised ZeroDivisionError at step 5 of this run: mass is 0"),
     ],
 )

@@ -89,18 +89,99 @@ def test_nested_actions_come_nested() -> None:
     assert set(step[0]) == {"action_mask", "place/room", "place/map", "vector"}
 
 
-class Blind(Rooms):
-    """Shows a room that is none of its space."""
+class Wrong(TensorVecEnv):
+    """Every kind of leaf, cut after 5 steps; ``fault`` writes into what is seen at step 3, or where they are cut."""
+
+    def __init__(self, fault: Any, at_ends: bool = False) -> None:
+        observation = {
+            "action_mask": spaces.MultiBinary(5),
+            "flags": spaces.MultiBinary((2, 2)),
+            "kind": spaces.Discrete(300, start=2),
+            "kinds": spaces.MultiDiscrete([2, 3], start=[1, 0]),
+            "picture": spaces.Box(0, 255, (2, 2), np.uint8),
+            "vector": spaces.Box(-1.0, 1.0, (2,), np.float64),
+        }
+        super().__init__(N, spaces.Dict(observation), spaces.MultiDiscrete([2, 3]), "cpu")
+        self.state: dict[str, torch.Tensor] = {}
+        self.fault, self.at_ends = fault, at_ends
+
+    def begin(self, mask: torch.Tensor) -> Any:
+        t = torch.zeros(N, dtype=torch.int64)
+        self.state = {"t": torch.where(mask, t, self.state.get("t", t))}
+        return self._observe()
+
+    def advance(self, actions: Any) -> Outcome:
+        self.state = {"t": self.state["t"] + 1}
+        over = self.state["t"] >= 5
+        return Outcome(self._observe(), torch.ones(N), torch.zeros_like(over), over)
 
     def _observe(self) -> Any:
-        seen = super()._observe()
-        seen["place"]["room"] = seen["place"]["room"] - 2 * (self.state["t"] == 4)
+        seen: dict[str, torch.Tensor] = {
+            "action_mask": torch.ones(N, 5, dtype=torch.int8),
+            "flags": torch.ones(N, 2, 2, dtype=torch.int8),
+            "kind": torch.full((N,), 2, dtype=torch.int16),
+            "kinds": torch.ones(N, 2, dtype=torch.int64),
+            "picture": torch.full((N, 2, 2), 255),
+            "vector": torch.zeros(N, 2, dtype=torch.float64),
+        }
+        if self.state["t"][1] == (5 if self.at_ends else 3):
+            self.fault(seen)
         return seen
 
 
-def test_a_class_outside_its_space_is_named() -> None:
-    with pytest.raises(DataError, match=r"environment \d at step \d of this run is not finite, or no class of its"):
-        GTrXLPPO("GTrXLPolicy", Blind(), **ON).learn(24)
+def _writes(path: str, value: float, *place: int) -> Any:
+    def fault(seen: dict[str, torch.Tensor]) -> None:
+        if isinstance(value, float):
+            seen[path] = seen[path].double()
+        seen[path][(1, *place)] = value
+
+    return fault
+
+
+VALUES: dict[str, tuple[Any, str]] = {
+    "flag": (_writes("flags", 2, 1, 0), r"'flags' of environment 1 {} is .*, outside MultiBinary"),
+    "half a flag": (_writes("flags", 0.5, 1, 0), r"'flags' of environment 1 {} is .*, outside MultiBinary"),
+    "class": (_writes("kind", 302), r"'kind' of environment 1 {} is .*302.*, outside Discrete\(300, start=2\); repair"),
+    "classes": (_writes("kinds", 0, 0), r"'kinds' of environment 1 {} is .*, outside MultiDiscrete"),
+    "picture": (_writes("picture", 256, 1, 1), r"'picture' of environment 1 {} is .*, outside Box"),
+    "vector": (_writes("vector", 1e39, 1), r"'vector' of environment 1 {} is 1e\+39 \(beyond float32\) at entry \[1\]"),
+}
+MASK = _writes("action_mask", 0, slice(2, 5))  # type: ignore[arg-type]
+NO_ACTION = r"the action mask of environment 1 {} allows no action in component 1 of 2; an environment in which"
+
+
+@pytest.mark.parametrize("at_ends", [False, True])
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_outside_its_space_is_named(name: str, at_ends: bool) -> None:
+    fault, message = VALUES[name]
+    step = 5 if at_ends else 3
+    what = "terminal observation " if at_ends else "observation "
+    with pytest.raises(DataError, match="^" + what + message.format(f"at step {step} of this run")):
+        GTrXLPPO("GTrXLPolicy", Wrong(fault, at_ends), **ON).learn(24)
+    model = GTrXLPPO("GTrXLPolicy", Wrong(lambda _: None), **ON)
+    with pytest.raises(DataError, match="^" + what + message.format(f"in step {step}")):
+        evaluate_online(model, Wrong(fault, at_ends), "", episodes=2)
+
+
+@pytest.mark.parametrize(("kind", "at_ends"), [(GTrXLPPO, False), (GTrXLSAC, False), (GTrXLSAC, True)])
+def test_a_mask_that_allows_nothing_is_named(kind: Any, at_ends: bool) -> None:
+    off: dict[str, Any] = {"segment_length": 4, "buffer_size": 300, "train_freq": 8, "learning_starts": 20}
+    settings = ON if kind is GTrXLPPO else off | {"policy_kwargs": POLICY, "seed": 0, "device": "cpu"}
+    alias = next(iter(kind.policy_aliases))
+    with pytest.raises(DataError, match=NO_ACTION.format(f"at step {5 if at_ends else 3} of this run")):
+        kind(alias, Wrong(MASK, at_ends), **settings).learn(24)
+    with pytest.raises(DataError, match=NO_ACTION.format("in step 3")):
+        evaluate_online(kind(alias, Wrong(lambda _: None), **settings), Wrong(MASK), "", episodes=2)
+
+
+def test_whatever_is_inside_its_space_is_taken() -> None:
+    def edges(seen: dict[str, torch.Tensor]) -> None:
+        for path, value in {"flags": 0.0, "kind": 301.0, "kinds": 1, "picture": 0, "vector": 1e4}.items():
+            seen[path] = torch.full_like(seen[path], value, dtype=torch.float64)
+        seen["action_mask"] = torch.tensor([0, 1, 0, 0, 1]).expand(N, -1) == 1
+
+    for at_ends in (False, True):
+        GTrXLPPO("GTrXLPolicy", Wrong(edges, at_ends), **ON).learn(24)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,140 @@
+"""What environments of tensors gave, looked at on their device, and read there where it is asked for. N environments.
+
+A ``TensorVecEnv`` checks shapes and types itself, for nothing. Values are looked at in every step, but only flags are
+kept; the host reads them behind many steps, and then names a fault as it is named in numpy.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rltransformers.core.action_masks import ACTION_MASK, check_masks, choices_of
+from rltransformers.core.errors import DataError
+from rltransformers.core.spaces import Space
+from rltransformers.core.values import check_observations, check_outcome, read_leaves
+from rltransformers.envs.tensors.base import Leaves, TensorStep, TensorVecEnv
+
+Fits = Callable[[Tensor], Tensor]
+"""Rows [N, ...] to whether each entry is one of a space."""
+
+
+class Seen(NamedTuple):
+    """What a reset or a step gave."""
+
+    good: Tensor  # bool [N]
+    observations: Leaves
+    step: TensorStep | None  # None for a reset
+    when: str
+
+
+class TensorChecks:
+    """Looks at what environments give, and refuses what is wrong.
+
+    Args:
+        env: whose values are looked at.
+        masks: whether masks of actions are read.
+        last_masks: whether those of episodes that a limit cut are read, too.
+    """
+
+    def __init__(self, env: TensorVecEnv, masks: bool, last_masks: bool = False) -> None:
+        self._env, self._masks, self._last_masks = env, masks, masks and last_masks
+        self._leaves = read_leaves(env.observation_space)
+        self._fits = {path: fits_of(space, env.device) for path, space in self._leaves.items()}
+        self._choices = choices_of(env.action_space) if masks else []
+        self._seen: list[Seen] = []
+
+    def look(self, observations: Leaves, step: TensorStep | None, when: str) -> None:
+        """Look at the observations of a reset, or of a ``step``, and at what else it gave; copies nothing."""
+        flags = self._good(observations, self._masks)
+        if step is not None:
+            flags.append(step.rewards.isfinite())
+        if step is not None and step.last_observations is not None:
+            flags += [good | ~step.ended for good in self._good(step.last_observations, False)]
+            if self._last_masks:
+                flags.append(self._allows(step.last_observations) | ~step.truncated)
+        self._seen.append(Seen(torch.stack(flags).all(0), observations, step, when))
+
+    def refuse(self, cause: Exception | None = None) -> None:
+        """Read the flags of what was seen since the last call.
+
+        Raises:
+            DataError: from ``cause``, for the first value that is not finite or outside its space, and for the first
+                mask that allows nothing; names leaf, environment and step.
+        """
+        seen, self._seen = self._seen, []
+        if not seen or bool((good := torch.stack([each.good for each in seen]).all(1)).all()):
+            return
+        try:
+            self._name(seen[good.tolist().index(False)])
+        except DataError as error:
+            raise error from cause
+
+    def _good(self, leaves: Leaves, masks: bool) -> list[Tensor]:
+        """Flags of observations, each bool [N]."""
+        flags = [fits(leaves[path]) for path, fits in self._fits.items()]
+        flags = [each if each.dim() == 1 else each.flatten(1).all(1) for each in flags]
+        return [*flags, self._allows(leaves)] if masks else flags
+
+    def _allows(self, leaves: Leaves) -> Tensor:
+        """Whether a mask allows something in every component of an action, bool [N]."""
+        return torch.stack([part.any(1) for part in leaves[ACTION_MASK].split(self._choices, 1)]).all(0)
+
+    def _name(self, seen: Seen) -> None:
+        """Raise the error of numpy for what was seen."""
+        step, space = seen.step, self._env.action_space
+
+        def place(row: int) -> str:
+            return f"{row} {seen.when}"
+
+        if step is not None:
+            check_outcome(self._env.num_envs, step.rewards.cpu().numpy(), {}, lambda: seen.when)
+        check_observations(self._leaves, observations := _arrays(seen.observations), place=place)
+        if self._masks:
+            check_masks(observations[ACTION_MASK], space, place)
+        if step is None or step.last_observations is None:
+            return
+        last, ended, cut = (
+            _arrays(step.last_observations),
+            *(np.flatnonzero(flags.cpu().numpy()) for flags in (step.ended, step.truncated)),
+        )
+        of_ended = {path: leaf[ended] for path, leaf in last.items()}
+        check_observations(self._leaves, of_ended, "terminal observation", lambda row: place(int(ended[row])))
+        if self._last_masks:
+            check_masks(last[ACTION_MASK][cut], space, lambda row: place(int(cut[row])))
+
+
+def fits_of(space: Space, device: torch.device) -> Fits:
+    """``core.values.members`` in tensors, entry by entry: finite in float32, and classes and integers of the space."""
+    low: Tensor | int
+    high: Tensor | int
+    own: torch.dtype | None = None  # whose numbers all fit
+    match space:
+        case spaces.Discrete():
+            low, high = int(space.start), int(space.start + space.n) - 1
+        case spaces.MultiDiscrete():
+            low, high = (torch.as_tensor(bound, device=device) for bound in (space.start, space.start + space.nvec - 1))
+        case spaces.Box() if space.dtype.kind == "f":
+            return lambda rows: rows.to(torch.float32).isfinite()
+        case spaces.Box() if space.dtype.kind in "iu":
+            limits, own = np.iinfo(space.dtype), torch.from_numpy(np.empty(0, space.dtype)).dtype
+            low, high = int(limits.min), min(int(limits.max), 2**63 - 1)
+        case _:
+            low, high = 0, 1
+
+    def fits(rows: Tensor) -> Tensor:
+        if rows.dtype == own:
+            return torch.ones(len(rows), dtype=torch.bool, device=device)
+        if rows.is_floating_point():
+            return (rows >= low) & (rows <= high) & (rows == rows.trunc())
+        rows = rows.long()  # a bound may be none of their type
+        return (rows >= low) & (rows <= high)
+
+    return fits
+
+
+def _arrays(leaves: Leaves) -> dict[str, np.ndarray]:
+    return {path: leaf.cpu().numpy() for path, leaf in leaves.items()}
