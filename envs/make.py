@@ -75,7 +75,7 @@ def make_vec_env(
             on a device, as a ``TensorVecEnv``; ids are those in ``TENSOR_TASKS`` and "module:function", which is called
             with ``num_envs``, ``device`` ("auto" unless ``env_kwargs`` say another) and ``env_kwargs``; no wrappers.
         monitor: adds ``infos[i]["episode"]`` (return, length, time) at episode ends, unless the environment has a
-            ``Monitor`` of its own; a ``TensorVecEnv`` always has them.
+            ``Monitor`` of its own; a ``TensorVecEnv`` always has them, but for the time.
 
     Raises:
         ConfigError: for an unknown id, wrapper or option, and for spaces that no encoder or head takes.

@@ -1,5 +1,6 @@
 """Updates by machine code learn what updates in eager mode learn."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,44 @@ def test_machine_code_learns_the_same(kind: Any, settings: dict[str, Any], said:
     loaded = kind.load(tmp_path / "agent.zip", updates="eager")
     assert loaded.updates == "eager" and kind.load(tmp_path / "agent.zip").updates == "compiled"
     assert_same_weights(loaded, compiled, 0.0)
+
+
+SMALL = {"preset": "gtrxl", "width": 16, "layers": 1, "heads": 2, "memory": 8}
+
+
+@pytest.fixture
+def doubles() -> Iterator[None]:
+    """Networks that are made in the test compute in float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("doubles")
+def test_machine_code_learns_the_same_in_float64(said: list[str]) -> None:
+    eager, compiled = (
+        learned(GTrXLPPO, updates, policy_kwargs={"backbone": SMALL}) for updates in ("eager", "compiled")
+    )
+    assert said and not [line for line in said if "eager" in line]
+    assert compiled.policy.value_net.weight.dtype == torch.float64
+    assert_same_weights(eager, compiled, 1e-13)  # outputs that are rounded to float32 move weights by 1e-11
+
+
+def test_bfloat16_is_of_updates_alone(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", nop)
+    types = ("float32", "bfloat16")
+    wide, eager = (learned(GTrXLPPO, "eager", policy_kwargs={"backbone": SMALL | {"compute_dtype": t}}) for t in types)
+    compiled = learned(GTrXLPPO, "compiled", policy_kwargs={"backbone": SMALL | {"compute_dtype": "bfloat16"}})
+    assert said and not [line for line in said if "eager" in line]
+    assert_same_weights(eager, compiled, ROUNDING)
+    assert not torch.equal(wide.policy.value_net.weight, eager.policy.value_net.weight)
+    for agent in (eager, compiled):
+        rings = [value for name, value in agent.carry.acting.actor.tensors.items() if "ring" in name]
+        segment = agent.carry.segment
+        assert rings and {each.dtype for each in (*rings, segment.log_probs, segment.values)} == {torch.float32}
+        assert agent.logger.name_to_value["train/first_ratio_error"] < 1e-3
 
 
 @pytest.mark.parametrize(
