@@ -95,7 +95,7 @@ class DecisionTransformer(OnlineLearner):
             ``Trajectories``.
         context_length: steps K of a training window; windows longer than the backbone's memory train that memory. None
             takes the longest episode of the data if it has at most 64 steps, else 20.
-        learning_rate, weight_decay: of AdamW.
+        learning_rate, weight_decay: of the optimizer.
         warmup_steps: updates over which the learning rate rises linearly (the paper: 10,000 of 100,000); None takes a
             tenth of those that the first ``learn`` is asked for (or of ``decay_steps``), at most 1,000, and keeps it.
         decay_steps: update at which a cosine that follows the warm-up has brought the learning rate to a tenth, where
@@ -237,11 +237,11 @@ class DecisionTransformer(OnlineLearner):
             validation=validation,
             chunk=chunk,
             decide_every=decide_every,
+            **{name: options[name] for name in ("optimizer", "optimizer_kwargs") if options.get(name)},
         )
         readout = readout_choice(options, settings)
         parts = data_parts(load_trajectories(dataset), settings)
-        data = parts.training
-        spaces = data.observation_space, data.action_space
+        data, spaces = parts.training, (parts.training.observation_space, parts.training.action_space)
         self._build(
             settings,
             backbone,
@@ -317,7 +317,7 @@ class DecisionTransformer(OnlineLearner):
         return self
 
     def _update(self, sampler: ContextSampler, with_panel: bool) -> dict[str, Tensor]:
-        """One step of AdamW on one batch; the random numbers depend on the seed and the step count only."""
+        """One step of the optimizer on one batch; the random numbers depend on the seed and the step count only."""
         settings, policy, sharing = self.settings, self.policy, self.sharing
         readout, step = policy.head.readout, self.num_timesteps
         if readout is not None and step % readout.options.refresh == 0:

@@ -277,28 +277,33 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, stored: Any, name: str =
 def check_optimizer(
     optimizer: torch.optim.Optimizer, stored: Any, name: str = "optimizer"
 ) -> tuple[Mapping[int, Any], list[float]]:
-    """The state in ``stored`` and the learning rate of every group, which fit Adam's ``optimizer``: it trusts the
-    shapes that it is given.
+    """The state in ``stored`` and the learning rate of every group, which fit ``optimizer``, Adam, AdamW or Muon: it
+    trusts the shapes that it is given.
 
     Raises CheckpointError for the first part that is missing or has another shape than its parameter, and ConfigError
     for a learning rate that is none.
     """
     groups = optimizer.param_groups
-    parameters = [each for group in groups for each in group["params"]]
+    parameters = [(each, group) for group in groups for each in group["params"]]
     stored = check(stored, Mapping[str, Any], name)
     stored_groups = check(stored["param_groups"], Sequence[Mapping[str, Any]], f"{name}.param_groups")
     rates = [check(group["lr"], NonNegativeNumber, f"{name}.lr") for group in stored_groups]
     sizes, stored_sizes = ([len(group["params"]) for group in each] for each in (groups, stored_groups))
     if stored_sizes != sizes:
         raise CheckpointError(f"{name} is of {_added(stored_sizes)} parameters, here are {_added(sizes)}")
-    moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if groups[0]["amsgrad"] else [])]
     for index, state in check(stored["state"], Mapping[int, Any], f"{name}.state").items():
         if not 0 <= index < len(parameters):
             raise CheckpointError(f"{name}.state holds {index}, but there are {len(parameters)} parameters")
-        parameter = parameters[index]
-        expected = {"step": torch.zeros(())} | dict.fromkeys(moments, parameter)
-        check_same(state, expected, f"{name}.state.{index}")
+        check_same(state, _optimizer_state(*parameters[index]), f"{name}.state.{index}")
     return stored["state"], rates
+
+
+def _optimizer_state(parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What an optimizer keeps of a parameter in this group."""
+    if group.get("muon"):
+        return {"momentum_buffer": parameter}
+    moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
+    return {"step": torch.zeros(())} | dict.fromkeys(moments, parameter)
 
 
 def _added(sizes: Sequence[int]) -> str:

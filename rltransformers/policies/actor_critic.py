@@ -21,9 +21,9 @@ from rltransformers.functional.modules import add_optional
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
 from rltransformers.policies.extractors import Extractor
-from rltransformers.policies.memory_policy import NOTHING, AdamOptions, MemoryPolicy
+from rltransformers.policies.memory_policy import NOTHING, MemoryPolicy
 from rltransformers.policies.observed import ObservationOptions
-from rltransformers.policies.own_policies import decay_groups, over
+from rltransformers.policies.optimizers import OptimizerName, OptimizerOptions, decay_groups, make_optimizer, over
 from rltransformers.policies.policy_state import PolicyState, StepInputs
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.readouts.catalogue import read_readout
@@ -88,7 +88,9 @@ class GTrXLPolicy(MemoryPolicy):
         features_extractor_kwargs: keywords of its constructor, JSON values.
         action_masks: whether only actions are taken that a mask allows: the leaf ``action_mask`` of the observation, or
             what the method ``action_masks()`` of the environment says. None: wherever there is one.
-        optimizer_kwargs: keywords of Adam beside the learning rate, see ``AdamOptions``.
+        optimizer: "adam", "adamw", or "muon": Muon for the weights of hidden layers, AdamW for everything else; see
+            docs/lab/optimizers.md.
+        optimizer_kwargs: keywords of the optimizer beside the learning rate, see ``OptimizerOptions``.
 
     Raises:
         ConfigError: for an unsupported space, a setting outside its range, or dropout above 0: the action
@@ -114,7 +116,8 @@ class GTrXLPolicy(MemoryPolicy):
         features_extractor_class: Extractor | None = None,
         features_extractor_kwargs: Mapping[str, Any] | None = None,
         action_masks: bool | None = None,
-        optimizer_kwargs: AdamOptions | None = None,
+        optimizer: OptimizerName = "adam",
+        optimizer_kwargs: OptimizerOptions | None = None,
     ) -> None:
         super().__init__(
             observation_space,
@@ -143,7 +146,8 @@ class GTrXLPolicy(MemoryPolicy):
         self.init_weights(self.action_head.linear, gain=0.01)
         self.init_weights(self.value_net, gain=1.0)
         options: dict[str, Any] = {"eps": 1e-5, "fused": True} | dict(optimizer_kwargs or {})
-        self.optimizer = torch.optim.Adam(decay_groups(self, self.parameters()), lr=lr_schedule(1.0), **options)
+        groups = decay_groups(self, self.parameters())
+        self.optimizer = make_optimizer(optimizer, self, groups, lr_schedule(1.0), options)
 
     def complete(self) -> None:
         """Let the optimizer learn what a subclass put in place after it was made; agents call it once, at the start.
@@ -151,7 +155,7 @@ class GTrXLPolicy(MemoryPolicy):
         Raises ConfigError for a part that computes something else in training than in acting.
         """
         check_alike(self, f"policy {type(self).__name__}")
-        self.optimizer = over(self.optimizer, decay_groups(self, self.parameters()))
+        self.optimizer = over(self.optimizer, self, decay_groups(self, self.parameters()))
 
     def normalize_values(self, step: float) -> PopArt:
         """Let the value head follow the scale of its targets by ``step`` at a time; values stay as they are."""

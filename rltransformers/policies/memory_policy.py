@@ -9,11 +9,10 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Self, TypedDict
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from annotated_types import Ge, Le, Lt
 from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from rltransformers.core.checkpoint import contents_of, load_checkpoint, restore
 from rltransformers.core.described import count, spaces_line
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.ranges import Fraction, Weight, check, shown, strict
+from rltransformers.core.ranges import Fraction, check, shown, strict
 from rltransformers.core.spaces import (
     Space,
     check_supported,
@@ -61,17 +60,6 @@ from rltransformers.policies.stored_size import check_stored_size
 from rltransformers.policies.token_backbone import TokenBackbone, check_dropout, weighted_losses
 
 NOTHING = slice(0, 0)  # ask for no outputs, only for the memory after all steps
-Decay = Annotated[float, Ge(0), Lt(1)]
-
-
-class AdamOptions(TypedDict, total=False):
-    """Keywords of Adam beside the learning rate."""
-
-    betas: tuple[Decay, Decay]
-    eps: Annotated[float, Ge(1e-20), Le(1)]
-    weight_decay: Weight
-    amsgrad: bool
-    fused: bool
 
 
 class MemoryPolicy(BasePolicy):

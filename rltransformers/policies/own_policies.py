@@ -1,13 +1,11 @@
 """Policies that users make from those of this package: found by name, checked, stored, and learned whole."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from torch import nn
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, did_you_mean
@@ -16,32 +14,6 @@ from rltransformers.policies.extractors import subclasses
 
 GIVEN_FIRST = ("observation_space", "action_space", "lr_schedule")
 """Positional arguments of a policy in the order in which Stable-Baselines3 gives them."""
-
-
-def decay_groups(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Groups of an optimizer: ``parameters``, and apart those that weight decay leaves alone, where there are any.
-
-    A module names its own in ``no_decay``, as "gain" or "gate.bias"; names that it does not have are passed over.
-    """
-    exempt: set[int] = set()
-    for part in module.modules():
-        names = getattr(part, "no_decay", ())
-        exempt |= {id(each) for name, each in part.named_parameters() if name in names} if names else set()
-    learned = list(parameters)
-    kept = [each for each in learned if id(each) in exempt]
-    groups: list[dict[str, Any]] = [{"params": [each for each in learned if id(each) not in exempt]}]
-    return [*groups, {"params": kept, "weight_decay": 0.0}] if kept else groups
-
-
-def over(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Return the optimizer if it already holds exactly these groups, else a fresh one of the same kind."""
-    wanted, held = (
-        [[id(each) for each in group["params"]] for group in some] for some in (groups, optimizer.param_groups)
-    )
-    if held == wanted:
-        return optimizer
-    kind: Any = type(optimizer)
-    return kind(groups, **optimizer.defaults)
 
 
 def policy_settings(kind: type[BasePolicy], settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import LEAST, MASKED, CategoricalAction
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
 from rltransformers.policies.extractors import Extractor
-from rltransformers.policies.memory_policy import AdamOptions
 from rltransformers.policies.observed import ObservationOptions
+from rltransformers.policies.optimizers import OptimizerName, OptimizerOptions
 from rltransformers.policies.replay_policy import ReplayPolicy
 from rltransformers.policies.token_backbone import TokenBackbone, hidden_layer, weighted_losses
 
@@ -130,7 +130,8 @@ class GTrXLQPolicy(ReplayPolicy):
         features_extractor_class: Extractor | None = None,
         features_extractor_kwargs: Mapping[str, Any] | None = None,
         action_masks: bool | None = None,
-        optimizer_kwargs: AdamOptions | None = None,
+        optimizer: OptimizerName = "adam",
+        optimizer_kwargs: OptimizerOptions | None = None,
     ) -> None:
         if not isinstance(action_space, spaces.Discrete):
             raise ConfigError(
@@ -157,7 +158,7 @@ class GTrXLQPolicy(ReplayPolicy):
         self.init_weights(self.action_head.linear, gain=0.01)
         later = predicts_later(self.actor.backbone)
         self.later_net = nn.Linear(latent, self.action_head.linear.out_features) if later else None
-        self._begin_learning(lr_schedule, optimizer_kwargs)
+        self._begin_learning(lr_schedule, optimizer, optimizer_kwargs)
 
     def _read(
         self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]

@@ -16,8 +16,8 @@ from rltransformers.backbone import Record, State
 from rltransformers.core.spaces import Space
 from rltransformers.data.replay import Window
 from rltransformers.functional.modules import approach
-from rltransformers.policies.memory_policy import NOTHING, AdamOptions, MemoryPolicy
-from rltransformers.policies.own_policies import decay_groups, over
+from rltransformers.policies.memory_policy import NOTHING, MemoryPolicy
+from rltransformers.policies.optimizers import OptimizerName, OptimizerOptions, decay_groups, make_optimizer, over
 from rltransformers.policies.policy_state import PolicyState, StepInputs
 from rltransformers.policies.registered import check_alike
 from rltransformers.policies.token_backbone import TokenBackbone
@@ -31,18 +31,20 @@ class ReplayPolicy(MemoryPolicy):
     target: nn.ModuleDict
     learned: list[nn.Parameter]  # all but those of the target network
 
-    def _begin_learning(self, lr_schedule: Schedule, optimizer_kwargs: AdamOptions | None) -> None:
+    def _begin_learning(
+        self, lr_schedule: Schedule, optimizer: OptimizerName, optimizer_kwargs: OptimizerOptions | None
+    ) -> None:
         self.learned = list(self.parameters())
         # Adam's own epsilon: errors of values are as small as rewards, where a larger one takes the steps away.
         options: dict[str, Any] = {"fused": True} | dict(optimizer_kwargs or {})
-        self.optimizer = torch.optim.Adam(self._groups(), lr=lr_schedule(1.0), **options)
+        self.optimizer = make_optimizer(optimizer, self, self._groups(), lr_schedule(1.0), options)
         self.target = self._slow_copy()
 
     def complete(self) -> None:
         """As for ``GTrXLPolicy``; the target network copies ``target_parts``."""
         check_alike(self, f"policy {type(self).__name__}")
         self.learned = [each for name, each in self.named_parameters() if not name.startswith("target.")]
-        self.optimizer = over(self.optimizer, self._groups())
+        self.optimizer = over(self.optimizer, self, self._groups())
         self.target = self._slow_copy()
 
     def _groups(self) -> list[dict[str, Any]]:

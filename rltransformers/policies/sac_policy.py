@@ -23,9 +23,8 @@ from rltransformers.data.replay import Window
 from rltransformers.policies.deep_losses import Targets, predicts_later
 from rltransformers.policies.encoders import unbounded
 from rltransformers.policies.extractors import Extractor
-from rltransformers.policies.memory_policy import AdamOptions
 from rltransformers.policies.observed import ObservationOptions
-from rltransformers.policies.own_policies import decay_groups
+from rltransformers.policies.optimizers import OptimizerName, OptimizerOptions, decay_groups
 from rltransformers.policies.replay_policy import ReplayPolicy
 from rltransformers.policies.soft_head import Drawn, SoftCritics, SoftHead
 from rltransformers.policies.token_backbone import TokenBackbone, weighted_losses
@@ -86,7 +85,8 @@ class GTrXLSACPolicy(ReplayPolicy):
         features_extractor_class: Extractor | None = None,
         features_extractor_kwargs: Mapping[str, Any] | None = None,
         action_masks: bool | None = None,
-        optimizer_kwargs: AdamOptions | None = None,
+        optimizer: OptimizerName = "adam",
+        optimizer_kwargs: OptimizerOptions | None = None,
     ) -> None:
         super().__init__(
             observation_space,
@@ -117,7 +117,7 @@ class GTrXLSACPolicy(ReplayPolicy):
         self.critics = SoftCritics(width, head.box_numbers, head.combinations, head_width, n_critics, layer_norm)
         self.n_critics = n_critics
         self.target_parts = ("actor" if shared_backbone else "critic", "critics")
-        self._begin_learning(lr_schedule, optimizer_kwargs)
+        self._begin_learning(lr_schedule, optimizer, optimizer_kwargs)
 
     @property
     def trunk(self) -> TokenBackbone:

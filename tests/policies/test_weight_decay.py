@@ -12,7 +12,7 @@ from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
 from rltransformers.core.checkpoint import check_optimizer
 from rltransformers.core.errors import CheckpointError
 from rltransformers.envs import make_vec_env
-from rltransformers.policies.own_policies import decay_groups, over
+from rltransformers.policies.optimizers import decay_groups, over
 
 EXEMPT = {
     "gated_deltanet": {"log_scale", "step_bias", "out.gain"},
@@ -63,8 +63,8 @@ def test_a_step_without_gradients_shrinks_all_but_what_is_named() -> None:
     optimizer.step()
     same = {name for name, each in module.named_parameters() if torch.equal(each, before[name])}
     assert same == {"1.rate", "1.gate.bias"}
-    assert over(optimizer, decay_groups(module, module.parameters())) is optimizer
-    other = over(optimizer, decay_groups(module, module[0].parameters()))
+    assert over(optimizer, module, decay_groups(module, module.parameters())) is optimizer
+    other = over(optimizer, module, decay_groups(module, module[0].parameters()))
     assert other.defaults["weight_decay"] == 0.5 and len(other.param_groups) == 1
 
 

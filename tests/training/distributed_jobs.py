@@ -117,11 +117,11 @@ def played(updates: int) -> dict[str, Any]:
 
 
 def outcome(model: Any) -> dict[str, Any]:
-    """Weights, moments of Adam, counters, episodes and statistics of a model."""
-    moments = model.policy.optimizer.state_dict()["state"].values()
+    """Weights, moments of Adam or momenta of Muon, counters, episodes and statistics of a model."""
+    moments = [each.get("exp_avg", each.get("momentum_buffer")) for each in model.policy.optimizer.state.values()]
     found = {
         "weights": flat(model),
-        "moments": np.concatenate([each["exp_avg"].numpy().ravel() for each in moments]),
+        "moments": np.concatenate([each.numpy().ravel() for each in moments]),
         "steps": model.num_timesteps,
         "updates": model._n_updates,
         "returns": [float(each["r"]) for each in model.ep_info_buffer],

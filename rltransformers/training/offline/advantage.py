@@ -24,7 +24,7 @@ from rltransformers.core.seeding import step_seed
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories
 from rltransformers.functional.modules import masked_mean
 from rltransformers.policies.decision_network import DecisionPolicy
-from rltransformers.policies.own_policies import decay_groups
+from rltransformers.policies.optimizers import decay_groups
 from rltransformers.training.offline.settings import AdvantageOptions, Settings
 
 ATOMS = 51

@@ -21,6 +21,7 @@ from rltransformers.core.ranges import (
 from rltransformers.core.spec import Choice
 from rltransformers.policies.decider import ActingMode
 from rltransformers.policies.observed import ObservationOptions
+from rltransformers.policies.optimizers import OptimizerName, OptimizerOptions
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.several_modes import ActionHeadName, ActionHeadOptions
@@ -121,12 +122,18 @@ class PolicySettings(TypedDict, total=False):
             sequence inside the observation, {"leaves": {path: name}} chooses the encoder of a leaf.
         action_masks: whether the leaf ``action_mask`` of the observation says which actions are allowed; None: where
             there is such a leaf.
+        optimizer: "adam", "adamw" (None), or "muon": Muon for the weights of hidden layers, AdamW for everything else;
+            see docs/lab/optimizers.md. Critics and value functions keep theirs.
+        optimizer_kwargs: keywords of the optimizer beside the learning rate and ``weight_decay``, see
+            ``OptimizerOptions``.
     """
 
     backbone: BackboneConfig | Mapping[str, Any] | str | None
     readout: str | Mapping[str, Any] | None
     observation: ObservationOptions | None
     action_masks: bool | None
+    optimizer: OptimizerName | None
+    optimizer_kwargs: OptimizerOptions | None
 
 
 @dataclass(frozen=True)
@@ -160,9 +167,16 @@ class Settings:
     advantage_options: AdvantageOptions | None = None
     chunk: Chunk = 1
     decide_every: Chunk | None = None
+    optimizer: OptimizerName = "adamw"
+    optimizer_kwargs: OptimizerOptions = field(default_factory=OptimizerOptions)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if "weight_decay" in self.optimizer_kwargs:
+            raise ConfigError(
+                "policy_kwargs.optimizer_kwargs.weight_decay: a Decision Transformer has an argument of its own for it;"
+                " set weight_decay (algorithm.weight_decay in a config)"
+            )
         if self.decay_steps and self.decay_steps <= (self.warmup_steps or 0):
             raise ConfigError(
                 f"decay_steps ({self.decay_steps}) must lie beyond warmup_steps ({self.warmup_steps}), or be 0"

@@ -45,7 +45,7 @@ from rltransformers.policies.decider import ActingMode, Decider
 from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.observations import StateWatch
 from rltransformers.policies.observed import Encoding, read_observation
-from rltransformers.policies.own_policies import decay_groups
+from rltransformers.policies.optimizers import decay_groups, make_optimizer
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.several_modes import box_leaf
 from rltransformers.policies.shipping import DecisionInFile, write_policy
@@ -150,9 +150,8 @@ class StoredDecisionTransformer:
         if settings.critic is not None and settings.critic_options is not None:
             self._critic = CriticLearner(self.policy, settings.critic, settings.critic_options, summary)
         groups = decay_groups(self.policy, self.policy.actor_parameters())
-        self._optimizer = torch.optim.AdamW(
-            groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-        )
+        options = {"weight_decay": settings.weight_decay, "fused": True} | settings.optimizer_kwargs
+        self._optimizer = make_optimizer(settings.optimizer, self.policy, groups, settings.learning_rate, options)
         self._compile()
 
     def _compile(self) -> None:

@@ -37,6 +37,7 @@ def read_settings(stored: Any, tensors: Mapping[str, Any]) -> tuple[Settings, Te
         ConfigError, KeyError: for settings that are missing or impossible.
     """
     values: dict[str, Any] = {"chunk": 1, "decide_every": None}  # files from before chunks lack them
+    values |= {"optimizer": "adamw", "optimizer_kwargs": {}}  # and those from before other optimizers these
     values |= check(stored, Mapping[str, Any], "settings")
     if "stochastic" in values:  # files from before action_head
         normal = check(values.pop("stochastic"), bool, "stochastic")
