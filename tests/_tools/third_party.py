@@ -25,7 +25,7 @@ PACKAGES = (
     *("torch", "stable-baselines3", "sb3-contrib", "gymnasium", "minari", "onnx", "onnxruntime", "transformers"),
     *("x-transformers", "torchrl", "d3rlpy", "ray", "datasets", "safetensors", "envpool", "rl-zoo3", "huggingface-hub"),
     *("skrl", "rsl-rl-lib"),
-    *("bsuite", "shimmy", "ogbench", "fla-core", "xlstm", "rwkv", "s5-pytorch", "memax"),
+    *("bsuite", "shimmy", "ogbench", "popgym", "gymnax", "jax", "fla-core", "xlstm", "rwkv", "s5-pytorch", "memax"),
 )
 COLUMNS = ("passed", "skipped", "failed")
 HEAD = """# Checks with packages of others
