@@ -59,10 +59,13 @@ def numbers(values: Any) -> Array:
 
 
 def as_array(values: Any) -> Array:
-    """``np.asarray``, of tensors of any device and type, with or without a gradient, too; bfloat16 becomes float32."""
+    """``np.asarray``, of tensors and lists of them, too, with or without a gradient; bfloat16 becomes float32."""
+    if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):
+        values = torch.stack(list(values))
     if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.dtype == torch.bfloat16 else values
+        values = values.detach().cpu().to_dense()
+        known = values.dtype in (torch.float16, torch.float32, torch.float64) or not values.is_floating_point()
+        values = values if known else values.float()
     return np.asarray(values)
 
 

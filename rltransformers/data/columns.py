@@ -83,7 +83,7 @@ class Rows:
 def array_of(values: Any, where: str) -> Any:
     """The array [N, ...] of the N values of a column, nested like they are; text and others stay objects.
 
-    None beside floats is NaN, as it is where pandas reads a file.
+    None beside numbers is NaN, as it is where pandas reads a file.
     """
     if isinstance(values, DataError):  # of a source that could not read it
         raise values
@@ -95,7 +95,8 @@ def array_of(values: Any, where: str) -> Any:
             return values
     if isinstance(values, str) or not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0:
         raise DataError(f"{where} is {shown(values)}; a column has a value for every row")
-    first = values[0] if len(values) else None
+    values = list(values)
+    first = next((value for value in values if value is not None), None)
     try:
         if isinstance(first, Mapping):
             return {str(key): array_of([value[key] for value in values], f"{where}/{key}") for key in first}
@@ -104,25 +105,31 @@ def array_of(values: Any, where: str) -> Any:
             return tuple(array_of(list(part), f"{where}/{index}") for index, part in enumerate(parts))
         if isinstance(first, str) and first.startswith("["):  # lists that passed through a CSV file
             return np.stack([_listed(value) for value in values])
-        if isinstance(first, Decimal) or all(value is None or isinstance(value, float) for value in values):
-            return np.array(list(values), np.float64)
         if isinstance(first, list | np.ndarray | Tensor):
-            return np.stack([as_array(value) for value in values])
-        array = np.asarray(list(values))
+            missing = np.full(np.shape(first), np.nan)
+            return np.stack([missing if value is None else as_array(value) for value in values])
+        if isinstance(first, Decimal) or (first is not None and all(map(_is_single, values))):
+            return np.array(values, np.float64 if None in values or isinstance(first, Decimal) else None)
+        array = np.asarray(values)
         return array if array.dtype.kind not in "OUS" else np.fromiter(values, object, len(values))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        if (missing := first_missing(values)) is not None:
-            raise DataError(f"{where}: row {missing} has no value; fill it in, or drop such rows") from error
+        if (row := first_missing(values)) is not None:
+            raise DataError(f"{where}: row {row} has no value; fill it in, or drop such rows") from error
         raise DataError(
             f"{where}: its rows are not of one shape ({one_line(error)}); pad or drop them, or where a row is an "
             f"episode pass a list of dicts, frame.to_dict('records')"
         ) from error
 
 
+def _is_single(value: Any) -> bool:
+    """Whether this is a number, or none."""
+    return value is None or (isinstance(value, int | float | np.number) and not isinstance(value, bool))
+
+
 def _listed(text: str) -> Array:
     """The numbers of a list that passed through a file as text: "[1, 2]", or as NumPy writes it "[1. 2.]"."""
     words = text.strip("[]").replace(",", " ").split()
-    return np.array([int(word) if word.lstrip("+-").isdecimal() else float(word) for word in words])
+    return np.array([int(word) if word.isdecimal() else float(word) for word in words])
 
 
 def first_missing(values: Any) -> int | None:
@@ -198,7 +205,11 @@ def choose_columns(
 
 
 def _check_lengths(columns: Mapping[str, Any], name: str) -> None:
-    lengths = {key: len(leaf) for key, column in columns.items() for leaf in nested_leaves(column).values()}
+    lengths = {
+        f"{key}/{path}".rstrip("/"): len(leaf)
+        for key, column in columns.items()
+        for path, leaf in nested_leaves(column).items()
+    }
     (first, rows), *others = lengths.items()
     for key, length in others:
         if length != rows:
@@ -319,11 +330,11 @@ def _guess(table: Mapping[str, Any], role: str, used: set[str]) -> tuple[Any, bo
             _check_single(patterns, role)
             return patterns[0], False
         for separator in "/." if role in NESTED else "":
-            if (prefix := _prefix(free, name + separator)) is not None:
+            if (prefix := _prefix(free, name, separator)) is not None:
                 leaves = {key.removeprefix(prefix): column for key, column in free.items() if key.startswith(prefix)}
                 return _leaves(leaves, prefix), separator == "/" and name in own
     for name in USUAL[role] if role in NESTED else ():
-        if (prefix := _prefix(free, f"{name}_")) is not None:
+        if (prefix := _prefix(free, name, "_")) is not None:
             components = [key for key in free if key.startswith(prefix) and _is_number(free[key])]
             if components:
                 return components, False
@@ -340,10 +351,11 @@ def _plain_name(key: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.strip()).replace(" ", "_").lower()
 
 
-def _prefix(table: Mapping[str, Any], prefix: str) -> str | None:
-    """How the first column that begins like that writes its beginning."""
-    size = len(prefix)
-    return next((key[:size] for key in table if key[:size].replace(" ", "_").lower() == prefix), None)
+def _prefix(table: Mapping[str, Any], name: str, separator: str) -> str | None:
+    """How the first column whose name begins like that, up to a separator, writes its beginning."""
+    marks = separator.replace("_", "_ ")
+    beginnings = (key[: place + 1] for key in table for place, mark in enumerate(key) if mark in marks)
+    return next((beginning for beginning in beginnings if _plain_name(beginning[:-1]) == name), None)
 
 
 def _leaves(leaves: Mapping[str, Any], prefix: str) -> dict[str, str]:
@@ -359,7 +371,8 @@ def _numbered(table: Mapping[str, Any]) -> dict[str, str]:
     """Names whose numbers, from 0 or 1 on without a gap, are columns of single values: "obs_*" → "obs"."""
     numbers: dict[tuple[str, str], list[int]] = {}
     for key, column in table.items():
-        if (match := _NUMBERED.fullmatch(key)) and getattr(column, "ndim", None) == 1:
+        single = isinstance(column, DataError) or getattr(column, "ndim", None) == 1  # errors are raised later
+        if single and (match := _NUMBERED.fullmatch(key)):
             stem, separator, opening, number, closing = match.groups()
             numbers.setdefault((stem, f"{stem}{separator}{opening}*{closing}"), []).append(int(number))
     return {pattern: stem for (stem, pattern), found in numbers.items() if _gap(sorted(found)) is None}

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rltransformers.core.errors import DataError
 from rltransformers.core.spaces import Space, first_leaf, leaf_values, map_leaves
-from rltransformers.core.values import Bools, flags
+from rltransformers.core.values import Bools, flags, numbers
 from rltransformers.data.checks import check_time_limit, jumps, leaf_name, naming
 from rltransformers.data.hdf5 import lazy_tree, opened_hdf5
 from rltransformers.data.keys import IGNORED, key_names, pick_leaves
@@ -227,7 +227,8 @@ def trajectories_from_d4rl(
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
     if "terminations" not in given:
         if time_limit is None and not options.split_on_discontinuity:
-            if len(first_leaf(given["observations"])) == rows + 1:
+            observed = first_leaf(given["observations"])
+            if hasattr(observed, "__len__") and len(observed) == rows + 1:
                 raise DataError(f"{name}: observations have a row more than actions, as of an episode; pass [episode]")
             raise DataError(
                 f"{name}: the key 'terminals' is missing, present are {sorted(map(str, arrays))}; pass "
@@ -312,8 +313,12 @@ def _with_following(given: Mapping[str, Any]) -> Any:
     observations = given["observations"]
 
     def join(rows: Any, after: Any) -> Any:
-        classes = np.dtype(lazy_numbers(rows).dtype).kind in "iu" and np.shape(rows)[1:] == np.shape(after)[1:]
-        return Joined([rows, after]) if classes else rows
+        rows = lazy_numbers(rows)
+        if rows.dtype.kind not in "iu" or len(rows.shape) > 2:
+            return rows
+        after = numbers(after)
+        same = after.astype(rows.dtype)
+        return Joined([rows, same]) if np.array_equal(same, after) else rows
 
     try:
         return map_leaves(join, observations, given["next_observations"])

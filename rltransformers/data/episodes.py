@@ -8,7 +8,7 @@ import numpy as np
 
 from rltransformers.core.errors import DataError, one_line
 from rltransformers.core.spaces import Space, first_leaf, leaf_values, map_leaves, nest_leaves
-from rltransformers.core.values import numbers
+from rltransformers.core.values import as_array, numbers
 from rltransformers.data.checks import jumps, naming
 from rltransformers.data.columns import array_of
 from rltransformers.data.keys import NAMES, key_names, pick_leaves
@@ -76,15 +76,24 @@ def _arrays(episode: Any, index: int, name: str) -> dict[str, Any]:
         if key not in given:
             raise DataError(f"{where} lacks {key!r}; present: {sorted(map(str, episode))}")
     arrays = {ours: episode[theirs] for ours, theirs in given.items()}
-    of_steps = isinstance(arrays.get("rewards"), tuple)  # of zip(*steps); else a tuple holds the leaves of a space
     for key, values in arrays.items():
-        values = list(values) if of_steps and isinstance(values, tuple) else values
+        if isinstance(arrays.get("rewards"), tuple) and isinstance(values, tuple) and key != "rewards":
+            values = _steps_or_leaves(values, len(arrays["rewards"]), f"{where}: {key}")
         nested = isinstance(values, list) and values and isinstance(values[0], Mapping)
         arrays[key] = array_of(values, f"{where}: {key}") if nested else values
     if "rewards" in arrays:
         with naming(f"{name}: rewards of episode {index}"):
             arrays["rewards"] = np.atleast_1d(column(numbers(arrays["rewards"])))
     return arrays
+
+
+def _steps_or_leaves(values: tuple[Any, ...], steps: int, where: str) -> Any:
+    """Values of an episode that ``zip(*steps)`` made, as a list; the leaves of a Tuple space as they are."""
+    as_steps = len(values) in (steps, steps + 1)
+    as_leaves = all(hasattr(leaf, "__len__") and len(leaf) in (steps, steps + 1) for leaf in values)
+    if as_steps and as_leaves:
+        raise DataError(f"{where} may be {len(values)} steps or as many leaves of a Tuple space; give steps as a list")
+    return list(values) if as_steps else values
 
 
 def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
@@ -115,7 +124,7 @@ def _append_last(space: Space, observations: Any, following: Any, steps: int, wh
     """Observations with the last row of ``next_observations`` behind them, nested like the space."""
 
     def join(rows: Any, after: Any) -> Any:
-        rows, after = np.asarray(rows), np.asarray(after)
+        rows, after = as_array(rows), as_array(after)
         if len(after) != steps:
             raise ValueError(f"{len(after)} rows for {steps} steps")
         if (wrong := np.flatnonzero(jumps(after[: len(rows) - 1], rows[1 : steps + 1]))).size:

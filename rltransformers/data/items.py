@@ -10,6 +10,7 @@ import numpy as np
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import existing_file
 from rltransformers.core.ranges import shown
+from rltransformers.core.spaces import first_leaf
 from rltransformers.core.values import numbers
 from rltransformers.data.buffers import is_buffer
 from rltransformers.data.checks import damage
@@ -52,7 +53,9 @@ def trajectories_from_arrays(
 ) -> Trajectories:
     """Read a dict of arrays: episodes or DataFrames by name, a row per step with ``columns`` or a column of episodes,
     else flat rows as D4RL's."""
-    arrays = {key: _without_index(values) for key, values in arrays.items()}
+    arrays = {key: values for key, values in arrays.items() if values is not None}
+    if (columns := _by_row(arrays)) is not None:
+        return trajectories_from_steps(columns, options, name, source)
     parts = list(arrays.values())
     known = {*ENDS, *(key for names in NAMES.values() for key in names)}
     if (
@@ -66,10 +69,15 @@ def trajectories_from_arrays(
     return trajectories_from_d4rl(arrays, options, name, source)
 
 
-def _without_index(values: Any) -> Any:
-    """The values of a column that pandas wrote as a dict by row; others as they are."""
-    by_row = isinstance(values, Mapping) and values and all(map(np.isscalar, values.values()))
-    return list(values.values()) if by_row else values
+def _by_row(arrays: Mapping[str, Any]) -> dict[str, list[Any]] | None:
+    """The columns of a table that pandas wrote as a dict of dicts, column -> row -> value; None for others."""
+    if not all(isinstance(part, Mapping) and part for part in arrays.values()):
+        return None
+    parts = {key: {str(row): value for row, value in part.items()} for key, part in arrays.items()}
+    rows = [str(row) for row in range(max(map(len, parts.values()), default=0))]
+    if not rows or any(part.keys() != set(rows) for part in parts.values()):
+        return None
+    return {key: [part[row] for row in rows] for key, part in parts.items()}
 
 
 def trajectories_from_items(items: Iterable[Any], options: Options, name: str = "episodes") -> Trajectories:
@@ -106,7 +114,10 @@ def trajectories_from_items(items: Iterable[Any], options: Options, name: str = 
     else:
         size = len(first) - (len(first) > 0 and isinstance(first[-1], Mapping))
         columns = {key: [item[index] for item in listed] for index, key in enumerate(_TRANSITION[:size])}
-        if size not in (5, 6) or not _follow(columns):
+        begins = [] if starts is None else starts.tolist()
+        if size not in (5, 6) or not (
+            options.split_on_discontinuity or _follow(columns, begins, certain=isinstance(first, tuple))
+        ):
             raise DataError(
                 f"{name}: step 0 has {size} members, {shown(first)}; a step is (observation, action, reward, "
                 f"next_observation, done), or (..., terminated, truncated) with both flags; of rows of numbers pass a "
@@ -141,16 +152,21 @@ def _check_episodes(items: Sequence[Any], name: str) -> None:
 
 
 def _are_steps(items: Sequence[Any]) -> bool:
-    """Whether dicts that look like episodes of one step are none, since one does not end."""
+    """Whether several dicts that look like episodes of one step are none: one observation each, and not all end."""
     known = [each for role in FLAGS for each in USUAL[role]]
     goes_on = False
     for item in items:
-        rewards = [item[key] for key in USUAL["rewards"] if key in item] if isinstance(item, Mapping) else []
-        if not rewards or _only(rewards[0]) is None:
+        if not isinstance(item, Mapping):
+            return False
+        rewards = [item[key] for key in USUAL["rewards"] if key in item]
+        observed = [item[key] for key in USUAL["observations"] if key in item]
+        if not rewards or not observed or _only(rewards[0]) is None:
+            return False
+        if len(shape := np.shape(first_leaf(observed[0]))) > 1 and shape[0] == 2:  # the last observation, too
             return False
         ends = [_only(item[key]) for key in known if key in item]
         goes_on |= bool(ends) and not any(ends)
-    return goes_on
+    return goes_on and len(items) > 1
 
 
 def _only(values: Any) -> float | None:
@@ -159,19 +175,22 @@ def _only(values: Any) -> float | None:
     return None if isinstance(array, DataError) or array.size != 1 else float(array.item())
 
 
-def _follow(columns: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether the fourth members of steps may be next observations: of the form of observations, single ones equal."""
+def _follow(columns: Mapping[str, Sequence[Any]], starts: Sequence[int], certain: bool) -> bool:
+    """Whether the fourth members of steps may be next observations: they have the form of observations.
+
+    Single numbers that may be flags, or unless ``certain`` anything else, have to be what mostly follows.
+    """
     before, after = columns["observations"], columns["next_observations"]
     known = next((each for each in after if each is not None), None)
     if known is None:
         return True
     if isinstance(known, bool | np.bool_) or _form(known) != _form(before[0]):
         return False
-    if _form(known):
+    if _form(known) or (certain and not all(each in (0, 1) for each in after)):
         return True
     ended = [any(marks) for marks in zip(*(columns[key] for key in FLAGS if key in columns), strict=True)]
-    same = [now == then for then, now, end in zip(after, before[1:], ended, strict=False) if not end]
-    return 2 * sum(same) >= len(same)
+    follows = [row for row in range(1, len(before)) if not ended[row - 1] and row not in starts]
+    return 2 * sum(abs(after[row - 1] - before[row]) < 1e-6 for row in follows) >= len(follows)
 
 
 def _form(value: Any) -> Any:
@@ -179,7 +198,7 @@ def _form(value: Any) -> Any:
         return sorted(map(str, value))
     try:
         return np.shape(value)
-    except ValueError:  # of a tuple of arrays
+    except (ValueError, TypeError, RuntimeError):  # of a tuple of arrays
         return len(value)
 
 
@@ -195,7 +214,8 @@ def _is_step(item: Any, options: Options) -> bool:
         return isinstance(item, Mapping)
     single = {key for key, value in item.items() if value is None or isinstance(value, int | float)}
     single |= {key for key, value in item.items() if getattr(value, "ndim", 1) == 0}
-    single |= {key for key in USUAL["dones"] if key in item and _only(item[key]) is not None}  # of an array [1]
+    arrays = {key: item[key] for key in USUAL["dones"] if hasattr(item.get(key), "ndim")}
+    single |= {key for key, value in arrays.items() if _only(value) is not None}
     if any(key in item for key in USUAL["rewards"]) and not any(key in single for key in USUAL["dones"]):
         return any(key in single for key in USUAL["rewards"])
     flags_of_episodes = {key for role in ("terminations", "truncations") for key in USUAL[role]}

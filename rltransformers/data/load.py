@@ -1,5 +1,6 @@
 """Any supported source of logged episodes as ``Trajectories``; a kind is a row of ``SOURCES`` and a function."""
 
+import io
 import os
 import pickle
 import re
@@ -286,7 +287,7 @@ def load_trajectories(
         dataset = os.fsdecode(dataset)
     if isinstance(dataset, np.ndarray) and dataset.ndim == 0:  # what np.save makes of a dict
         dataset = dataset.item()
-    if hasattr(dataset, "read"):
+    if isinstance(dataset, io.IOBase):
         raise DataError(f"{shown(dataset)} is an open file; pass its path")
     time_limit = check(time_limit, Count | None, "time_limit")
     columns = check(columns, Mapping[str, Any] | None, "columns")

@@ -3,6 +3,7 @@
 Axis letter: N rows, one per step.
 """
 
+import csv
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -69,24 +70,26 @@ def _frame(file: Path) -> Any:
     pandas = require("pandas", EXTRA)
     way_out = "read it with pandas.read_csv(file, encoding=..., sep=...) and pass the DataFrame"
     with damage(f"{file} is no table of comma-separated values", way_out):
+        lines = pandas.read_csv(file, sep="\0", header=None, dtype=str, quoting=csv.QUOTE_NONE, nrows=2)[0]
         names = list(pandas.read_csv(file, nrows=0).columns)
         separator = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), ",")
-        frame = pandas.read_csv(file, sep=separator, skipinitialspace=True)
-    if not isinstance(frame.index, pandas.RangeIndex) and frame.iloc[:, -1].isna().all():
-        # Lines that end in a comma: pandas has moved the names by a column.
-        return frame.reset_index().iloc[:, : frame.shape[1]].set_axis(frame.columns, axis=1)
-    return frame
+        layout: dict[str, Any] = {"sep": separator, "skipinitialspace": True}
+        if [line.endswith(separator) for line in lines] == [False, True]:  # pandas would move the names by a column
+            layout |= {"usecols": range(lines[0].count(separator) + 1), "index_col": False}
+        return pandas.read_csv(file, **layout)
 
 
 def trajectories_from_frames(frames: Sequence[Any], options: Options, name: str = "frames") -> Trajectories:
     """Read DataFrames, each an episode where no column of theirs says another thing."""
     filled = [frame for frame in frames if len(frame)] or frames[:1]
+    lacking: dict[Any, str] = {}
     for index, frame in enumerate(filled):
         if not is_frame(frame):
             raise DataError(f"{name}: item {index} is {shown(frame)}, the first a DataFrame; pass DataFrames alone")
-        if apart := sorted(map(str, set(frame.columns) ^ set(filled[0].columns))):
-            raise DataError(f"{name}: one of tables 0 and {index} lacks the columns {apart}; make them alike")
-    return trajectories_from_frame(require("pandas", EXTRA).concat(filled), options, name, starts_of(filled))
+        for key in set(frame.columns) ^ set(filled[0].columns):
+            lacking[key] = f"{name}: {key!r} is a column of only one of the tables 0 and {index}; make them alike"
+    whole = require("pandas", EXTRA).concat(filled)
+    return trajectories_from_frame(whole, options, name, starts_of(filled), lacking)
 
 
 def starts_of(parts: Sequence[Any]) -> Starts:
@@ -95,9 +98,16 @@ def starts_of(parts: Sequence[Any]) -> Starts:
 
 
 def trajectories_from_frame(
-    frame: Any, options: Options, name: str = "frame", starts: Starts | None = None
+    frame: Any,
+    options: Options,
+    name: str = "frame",
+    starts: Starts | None = None,
+    lacking: Mapping[Any, str] | None = None,
 ) -> Trajectories:
-    """Read a DataFrame with a row per step; named levels of its index are columns, too."""
+    """Read a DataFrame with a row per step; named levels of its index are columns, too.
+
+    What is wrong with columns that some rows are ``lacking`` is said where they are read.
+    """
     levels = [level for level in frame.index.names if level is not None and level not in frame.columns]
     if levels:
         frame = frame.reset_index(level=levels)
@@ -108,7 +118,11 @@ def trajectories_from_frame(
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise DataError(f"{options.name or name}: two columns are called {twice!r}; rename one")
-    columns = {label: frame.iloc[:, index].to_numpy() for index, label in enumerate(labels)}
+    columns: dict[str, Any] = {label: frame.iloc[:, index].to_numpy() for index, label in enumerate(labels)}
+    faults = lacking or {}
+    columns |= {
+        label: DataError(faults[key]) for label, key in zip(labels, frame.columns, strict=True) if key in faults
+    }
     return trajectories_from_steps(columns, options, name, starts=starts, files=starts)
 
 
@@ -138,6 +152,7 @@ def trajectories_from_steps(
     arrays = {key: value_or_error(array_of, values, f"{name}: {key}") for key, values in table.items()}
     chosen = choose_columns(arrays, options.columns, known or {}, name)
     episode, step = (_plain(arrays, chosen.get(role), f"{name}: {role}") for role in ("episode", "step"))
+    step = [_counted(values) for values in step]
     order, first = _order(episode, step[0] if step else None, name)
     if episode or "episode" in (options.columns or {}):
         starts = first
@@ -147,12 +162,15 @@ def trajectories_from_steps(
     if rows == 0:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
     marks = _flags({role: roles.pop(role) for role in FLAGS if role in roles}, name)
-    across: Any = [] if files is None or first is None or step or marks else np.setdiff1d(files, first)
-    if len(across):
-        raise DataError(
-            f"{name}: the rows of an episode lie in two files, the second from row {across[0]} on, and nothing says "
-            f"whether they are one; number the episodes of all files apart, or name columns={{'step': ...}}"
-        )
+    marked = any(values.any() for values in marks.values())
+    if files is not None and first is not None and not (step or marked):
+        across = [file for file in files[1:] if file < np.append(first, rows)[1]]
+        if across:
+            raise DataError(
+                f"{name}: the rows of the first episode lie in two files, the second from row {across[0]} on, and "
+                f"nothing says whether they are one; number the episodes of all files apart, or name "
+                f"columns={{'step': ...}}"
+            )
     if starts is None and "dones" not in chosen:
         starts = _marked_starts(arrays, rows)
     if starts is None and not marks:
@@ -163,13 +181,15 @@ def trajectories_from_steps(
                 f"{name}: no column says where episodes end; present: {list(table)}; pass columns={{'episode': ...}}, "
                 f"or 'terminations', 'truncations' or 'dones', or time_limit={rows} where all rows are one episode"
             )
-    acts = _acts(roles["actions"], _lasts(rows, starts, marks), chosen.get("dones") == RLDS_LAST)
+    rlds = chosen.get("dones") == RLDS_LAST
+    acts = _acts(roles["actions"], _lasts(rows, starts, marks), rlds)
     if not acts.all():
         kept = np.flatnonzero(acts)
         after = map_leaves(lambda leaf: leaf.at(kept + 1), roles["observations"])
         roles = {role: map_leaves(lambda leaf: leaf.at(kept), value) for role, value in roles.items()}
         roles["next_observations"], rows = after, len(kept)
-        roles["actions"] = map_leaves(_classes, roles["actions"])
+        if not rlds:
+            roles["actions"] = map_leaves(_classes, roles["actions"])
         marks = {role: (values | np.append(values[1:] & ~acts[1:], False))[kept] for role, values in marks.items()}
         starts = None if starts is None else np.unique(np.cumsum(np.append(0, acts))[starts])
     names = {role: component_names(arrays, chosen[role], f"{name}: {role}") for role in ("observations", "actions")}
@@ -204,9 +224,10 @@ def _acts(actions: Any, lasts: Starts, rlds: bool) -> Bools:
 
 
 def _classes(actions: Any) -> Array:
-    """Actions that stood beside missing ones, which are no integers: whole numbers from 0 on are classes again."""
+    """Actions that stood beside missing ones, which made float64 of integers: whole numbers from 0 on are classes."""
     values = np.asarray(actions)
-    return values.astype(np.int64) if ((values >= 0) & (values == np.trunc(values))).all() else values
+    whole = values.dtype == np.float64 and ((values >= 0) & (values < 2**53) & (values == np.trunc(values))).all()
+    return values.astype(np.int64) if whole else values
 
 
 def write_csv(data: Trajectories, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -265,15 +286,19 @@ def _plain(table: Mapping[str, Any], value: Any, where: str) -> list[Array]:
     return columns
 
 
+def _counted(step: Array) -> Array:
+    """Steps as numbers in their order: of whole numbers as text themselves, of dates and other text their places."""
+    if step.dtype.kind != "O":
+        return step
+    if all(isinstance(value, str) and value.strip().isdecimal() for value in step):
+        return np.array([int(value) for value in step])
+    return np.unique(step, return_inverse=True)[1]
+
+
 def _order(episode: Sequence[Array], step: Array | None, name: str) -> tuple[Array | None, Array | None]:
     """The order of rows (None: as they are), and in it the rows [E] where episodes begin (None: nobody says)."""
     if not episode:
         return None, None
-    if step is not None and step.dtype.kind == "O":  # numbers as text, or dates
-        try:
-            step = step.astype(np.float64)
-        except (ValueError, TypeError):
-            step = np.unique(step, return_inverse=True)[1]
     rows = len(episode[0])
     changes = np.ones(rows, bool)
     changes[1:] = np.any([values[1:] != values[:-1] for values in episode], axis=0)

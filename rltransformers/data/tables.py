@@ -22,7 +22,7 @@ from rltransformers.data.columns import STEPS, value_or_error
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.keys import ENDS, NAMES, is_ignored
 from rltransformers.data.spaces import Options
-from rltransformers.data.steps import trajectories_from_steps
+from rltransformers.data.steps import starts_of, trajectories_from_steps
 from rltransformers.data.trajectories import Trajectories
 
 EXTRA = "parquet"
@@ -109,8 +109,9 @@ def trajectories_from_tables(files: Iterable[Iterable[Any]], options: Options, n
     terminals: an episode without a True was truncated; ``time_limit`` corrects exporters that mark cut episodes too.
     """
     name = options.name or name
-    parts = [part for file in files if (part := [batch for batch in file if batch.num_rows])]
-    nonempty = [batch for part in parts for batch in part]
+    batches = [part for file in files if (part := [batch for batch in file if batch.num_rows])]
+    tables = [require("pyarrow", EXTRA).Table.from_batches(part) for part in batches]
+    nonempty = [batch for part in batches for batch in part]
     if not nonempty:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
     names = nonempty[0].schema.names
@@ -121,11 +122,9 @@ def trajectories_from_tables(files: Iterable[Iterable[Any]], options: Options, n
     if twice := [key for key in names if names.count(key) > 1]:
         raise DataError(f"{name}: two columns are called {twice[0]!r}; rename one")
     if STEPS in columns and _is_list(kind := nonempty[0].column(STEPS).type) and hasattr(kind.value_type, "fields"):
-        return _trajectories_of_steps(nonempty, options, name)
+        return _trajectories_of_steps(tables, options, name)
     if not _is_row_an_episode(nonempty[0], columns):
-        begins = np.cumsum([0, *(sum(batch.num_rows for batch in part) for part in parts[:-1])])
-        arrays = table_columns(_joined(nonempty, name), columns, name)
-        return trajectories_from_steps(arrays, options, name, files=begins)
+        return trajectories_from_steps(table_columns(tables, columns, name), options, name, files=starts_of(tables))
     if options.columns is not None:
         raise ConfigError("columns does not apply to tables with an episode per row, whose columns have usual names")
     if options.split_on_discontinuity:
@@ -147,28 +146,31 @@ def trajectories_from_tables(files: Iterable[Iterable[Any]], options: Options, n
     return trajectories_from_episodes(episodes, options, name, "table")
 
 
-def _joined(batches: Sequence[Any], name: str) -> Any:
-    """One table of batches, whose columns may come in another order or be wider numbers in some of them."""
-    pyarrow = require("pyarrow", EXTRA)
-    tables = [pyarrow.Table.from_batches([batch]) for batch in batches]
-    with damage(f"{name}: its files have columns of different types", "make them alike"):
-        return pyarrow.concat_tables(tables, promote_options="permissive")
+def table_columns(tables: Sequence[Any], columns: Iterable[str], name: str) -> dict[str, Any]:
+    """Columns of tables as arrays [N, ...], or as the errors that they are refused with if they are used."""
+
+    def read(key: str, where: str) -> Any:
+        return column_values(_joined(tables, key, where), where)
+
+    return {key: value_or_error(read, key, f"{name}: {key}") for key in columns}
 
 
-def table_columns(table: Any, columns: Iterable[str], name: str) -> dict[str, Any]:
-    """Columns of a table as arrays [N, ...], or as the errors that they are refused with if they are used."""
-    return {key: value_or_error(column_values, table.column(key).combine_chunks(), f"{name}: {key}") for key in columns}
+def _joined(tables: Sequence[Any], key: str, where: str) -> Any:
+    """A column of several tables, some of which may hold wider numbers."""
+    parts = [table.select([key]) for table in tables]
+    with damage(f"{where} has different types in some files", "make them alike"):
+        return require("pyarrow", EXTRA).concat_tables(parts, promote_options="permissive").column(0).combine_chunks()
 
 
-def _trajectories_of_steps(batches: list[Any], options: Options, name: str) -> Trajectories:
+def _trajectories_of_steps(tables: Sequence[Any], options: Options, name: str) -> Trajectories:
     """Trajectories of rows that are episodes: lists of steps, as RLDS has them."""
     pyarrow = require("pyarrow", EXTRA)
-    episodes = _joined(batches, name).column(STEPS).combine_chunks()
+    episodes = _joined(tables, STEPS, f"{name}: {STEPS}")
     lengths = require("pyarrow.compute", EXTRA).list_value_length(episodes).to_numpy(zero_copy_only=False)
     steps = pyarrow.Table.from_struct_array(episodes.flatten())
     lengths = lengths[lengths > 0]
     starts = (np.cumsum(lengths) - lengths).astype(np.int64)
-    return trajectories_from_steps(table_columns(steps, steps.column_names, name), options, name, starts=starts)
+    return trajectories_from_steps(table_columns([steps], steps.column_names, name), options, name, starts=starts)
 
 
 def _is_row_an_episode(batch: Any, columns: list[str]) -> bool:

@@ -80,6 +80,74 @@ def test_dicts_of_steps_inside_an_episode_are_leaves() -> None:
     assert np.array_equal(data.observations["x"][:5], OBS[:, 0]) and np.array_equal(data.observations["y"][:5], OBS)
 
 
+def zipped(*columns: Any) -> list[Any]:
+    return list(zip(*columns, strict=True))
+
+
+ONE = {"observations": OBS[:2], "actions": A[:1], "rewards": R[:1], "terminations": [False]}
+STATES, NEXT = [3, 0, 7, 2, 9], [4, 1, 8, 3, 5]
+RLDS = [{"observation": OBS[row], "action": np.array([row % 2, 0], np.float32), "reward": R[row], "is_first": row == 0,
+         "is_last": row == 4, "is_terminal": False} for row in range(5)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("log", "options", "lengths"),
+    [
+        ([ONE, ONE], {}, [1, 1]),
+        (zipped(STATES, A, R, NEXT, [False] * 5), {"split_on_discontinuity": True}, [1] * 5),
+        ([[step] for step in zipped(STATES, A, R, NEXT, [False] * 5)], {}, [1] * 5),
+        (FRAME.assign(read=1), {}, [3, 2]),
+        ([FRAME[:3], FRAME[3:].assign(note="x")], {}, [3, 2]),
+        ([FRAME[:1].assign(episode=0), FRAME[1:3].assign(episode=1), FRAME[3:].assign(episode=1)], {}, [1, 4]),
+        (FRAME.drop(columns="episode").assign(t=["8", "9", "10", "11", "12"]), {"columns": {"step": "t"}}, [5]),
+        (FRAME.assign(episode=0, t=[str(1790000000000000001 + row) for row in range(5)]), {}, [5]),
+        ({key: dict(reversed(rows.items())) for key, rows in FRAME.to_dict().items()}, {}, [3, 2]),
+        (FRAME.drop(columns="episode").assign(done=ENDS).to_dict(), {}, [3, 2]),
+        (ARRAYS | {"episode": EPISODES, "truncations": None}, {}, [3, 2]),
+        (steps(t=lambda row: None), {}, [3, 2]),
+    ],
+)
+def test_what_only_looks_wrong_loads(log: Any, options: dict[str, Any], lengths: list[int]) -> None:
+    assert load_trajectories(log, **options).lengths.tolist() == lengths
+
+
+def test_observations_say_the_type_of_a_guessed_space() -> None:
+    frame = FRAME.drop(columns=["obs_0", "obs_1"]).assign(state=[0, 1, 2, 0, 3], next_state=[1.0, 2.0, 4.0, 3.0, 3.5])
+    with pytest.raises(DataError, match=r"next_observations holds the number 3.5 in row 4, which is not an integer"):
+        load_trajectories(frame)
+    assert load_trajectories(frame.assign(next_state=[1.0, 2.0, 4.0, 3.0, 3.0])).observation_space == spaces.Discrete(5)
+    images = np.zeros((5, 4, 4, 3), np.uint8)
+    data = load_trajectories({**ARRAYS, "observations": images, "next_observations": images * 1.0, "terminals": ENDS})
+    assert data.observation_space == spaces.Box(0, 255, (4, 4, 3), np.uint8)
+
+
+def test_leaves_of_next_observations_are_found_by_the_names_of_observations() -> None:
+    leaves = {"State/a": OBS[:, 0], "NextState/a": [*OBS[1:, 0], 9.0]}
+    data = load_trajectories(pandas.DataFrame(leaves | {"Action": A, "Reward": R, "EpisodeId": EPISODES}))
+    assert data.observations["a"][[3, 6]].tolist() == [OBS[3, 0], 9.0]
+
+
+def test_a_tuple_holds_leaves_unless_it_holds_steps() -> None:
+    leaves = OBS[:3], OBS[:3, :1]
+    data = load_trajectories([{"observations": leaves, "actions": A[:3], "rewards": (1.0, 2.0, 3.0)}])
+    assert isinstance(data.observation_space, spaces.Tuple) and np.array_equal(data.observations["1"][:3], OBS[:3, :1])
+    with pytest.raises(DataError, match="may be 2 steps or as many leaves of a Tuple space; give steps as a list"):
+        load_trajectories([{"observations": (OBS[:2], OBS[2:4]), "actions": A[:2], "rewards": (1.0, 2.0)}])
+
+
+def test_only_missing_actions_make_classes_of_whole_numbers() -> None:
+    assert isinstance(load_trajectories(RLDS).action_space, spaces.Box)
+    single = FRAME.assign(action=np.array([1, 0, np.nan, 1, np.nan], np.float32))
+    assert isinstance(load_trajectories(single).action_space, spaces.Box)
+    with pytest.raises(DataError, match="actions of episode 0, step 0 is inf"):
+        load_trajectories(FRAME.assign(action=[np.inf, 0, np.nan, 1, np.nan]))
+
+
+def test_vectors_may_be_missing_where_an_episode_ends() -> None:
+    data = load_trajectories([dict(step, action=None if step["done"] else [0.25, 0.5]) for step in steps()])
+    assert data.lengths.tolist() == [2, 1] and np.array_equal(data.observations[""], OBS)
+
+
 @pytest.mark.parametrize(
     ("log", "words"),
     [
@@ -104,8 +172,12 @@ def test_dicts_of_steps_inside_an_episode_are_leaves() -> None:
         (ARRAYS | {"terminals": ENDS, "next_observations": np.zeros((5, 3))}, "shape (3,), observations (2,)"),
         (ARRAYS | {"observations": np.r_[OBS, OBS[:1]]}, "a row more than actions, as of an episode; pass [episode]"),
         ({key: np.stack([each[:2], each[2:4]]) for key, each in ARRAYS.items()}, "rewards have shape (2, 2), one num"),
+        ({"observations": {"a": np.r_[OBS, OBS[:2]], "b": OBS}, "actions": A, "rewards": R, "episode": EPISODES},
+         "'observations/b' has 5 rows, 'observations/a' 7"),
+        ({"observations": None, "actions": A, "rewards": R}, "the keys ['observations'] are missing"),
+        ([FRAME[:3].assign(episode=0, done=False), FRAME[3:].assign(episode=0, done=False)], "lie in two files"),
         ([FRAME, ARRAYS], "the first a DataFrame; pass DataFrames alone"),
-        ([FRAME[:3], FRAME[3:].drop(columns="obs_1")], "one of tables 0 and 1 lacks the columns ['obs_1']"),
+        ([FRAME[:3], FRAME[3:].drop(columns="obs_1")], "'obs_1' is a column of only one of the tables 0 and 1"),
         (pyarrow.Table.from_arrays([pyarrow.array(R)] * 2, names=["reward"] * 2), "two columns are called 'reward'"),
         (pandas.Series([1.0, 2.0]), "Series is no table"),
         (FRAME.assign(reward=["1,000"] * 5), "or with '' in place of '.' if the comma parts thousands"),
@@ -145,8 +217,10 @@ def test_the_last_next_observation_counts_among_the_classes(state: Callable[[int
 # Files
 
 
-def test_lines_that_end_in_a_comma_keep_their_columns(tmp_path: Path) -> None:
-    text = FRAME.to_csv(index=False).splitlines()
+@pytest.mark.parametrize("first", ["frame", "obs_0"])
+def test_lines_that_end_in_a_comma_keep_their_columns(first: str, tmp_path: Path) -> None:
+    frame = FRAME.assign(frame=range(5))
+    text = frame[[first, *frame.columns.drop(first)]].to_csv(index=False).splitlines()
     (tmp_path / "log.csv").write_text("\n".join([text[0].replace(",", ", "), *(line + "," for line in text[1:])]))
     check_numbers(load_trajectories(tmp_path / "log.csv"), [3, 2])
     check_numbers(load_trajectories(str(tmp_path / "log.csv").encode()), [3, 2])
@@ -154,8 +228,15 @@ def test_lines_that_end_in_a_comma_keep_their_columns(tmp_path: Path) -> None:
         load_trajectories(opened)
 
 
+def test_names_of_rows_stay_apart(tmp_path: Path) -> None:
+    lines = [f"run{row},{','.join(map(str, values))},NA" for row, values in enumerate(FRAME.to_numpy().tolist())]
+    (tmp_path / "log.csv").write_text("\n".join([",".join([*FRAME.columns, "note"]), *lines]))
+    assert np.array_equal(load_trajectories(tmp_path / "log.csv").observations[""][[0, 1, 2]], OBS[:3])
+
+
 def test_the_default_json_of_pandas_loads(tmp_path: Path) -> None:
-    FRAME.to_json(tmp_path / "log.json")
+    text = FRAME.drop(columns=["obs_0", "obs_1"]).assign(obs=[list(map(float, row)) for row in OBS]).to_json()
+    (tmp_path / "log.json").write_text(json.dumps(json.loads(text), sort_keys=True))
     check_numbers(load_trajectories(tmp_path / "log.json"), [3, 2])
 
 
@@ -183,7 +264,7 @@ def test_files_of_a_folder_may_differ_in_the_order_and_width_of_numbers(tmp_path
     parquet.write_table(whole, tmp_path / "1.parquet")
     check_numbers(load_trajectories(tmp_path), [3, 2])
     parquet.write_table(other.set_column(0, other.column_names[0], pyarrow.array(["a", "b"])), tmp_path / "1.parquet")
-    with pytest.raises(DataError, match="its files have columns of different types"):
+    with pytest.raises(DataError, match="episode has different types in some files"):
         load_trajectories(tmp_path)
     again = other.set_column(other.column_names.index("episode"), "episode", pyarrow.array([0, 0]))
     parquet.write_table(again, tmp_path / "1.parquet")
