@@ -75,7 +75,8 @@ def _frame(file: Path) -> Any:
         separator = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), ",")
         layout: dict[str, Any] = {"sep": separator, "skipinitialspace": True}
         if [line.endswith(separator) for line in lines] == [False, True]:  # pandas would move the names by a column
-            layout |= {"usecols": range(lines[0].count(separator) + 1), "index_col": False}
+            names = next(csv.reader([lines[0]], delimiter=separator, skipinitialspace=True))
+            layout |= {"usecols": range(len(names)), "index_col": False}
         return pandas.read_csv(file, **layout)
 
 

@@ -219,7 +219,7 @@ def test_the_last_next_observation_counts_among_the_classes(state: Callable[[int
 
 @pytest.mark.parametrize("first", ["frame", "obs_0"])
 def test_lines_that_end_in_a_comma_keep_their_columns(first: str, tmp_path: Path) -> None:
-    frame = FRAME.assign(frame=range(5))
+    frame = FRAME.assign(frame=range(5), **{"a, b": "c"})
     text = frame[[first, *frame.columns.drop(first)]].to_csv(index=False).splitlines()
     (tmp_path / "log.csv").write_text("\n".join([text[0].replace(",", ", "), *(line + "," for line in text[1:])]))
     check_numbers(load_trajectories(tmp_path / "log.csv"), [3, 2])
