@@ -70,10 +70,11 @@ def _frame(file: Path) -> Any:
     pandas = require("pandas", EXTRA)
     way_out = "read it with pandas.read_csv(file, encoding=..., sep=...) and pass the DataFrame"
     with damage(f"{file} is no table of comma-separated values", way_out):
-        lines = pandas.read_csv(file, sep="\0", header=None, dtype=str, quoting=csv.QUOTE_NONE, nrows=2)[0]
+        as_text: dict[str, Any] = {"sep": "\0", "header": None, "dtype": str, "quoting": csv.QUOTE_NONE}
+        lines = pandas.read_csv(file, keep_default_na=False, nrows=2, **as_text)[0]
         names = list(pandas.read_csv(file, nrows=0).columns)
         separator = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), ",")
-        layout: dict[str, Any] = {"sep": separator, "skipinitialspace": True}
+        layout: dict[str, Any] = {"sep": separator, "skipinitialspace": f"{separator} " in lines[0]}  # it is slower
         if [line.endswith(separator) for line in lines] == [False, True]:  # pandas would move the names by a column
             names = next(csv.reader([lines[0]], delimiter=separator, skipinitialspace=True))
             layout |= {"usecols": range(len(names)), "index_col": False}
