@@ -17,7 +17,7 @@ from rltransformers.data.checks import damage
 from rltransformers.data.columns import STARTS, STEPS, USUAL, value_or_error
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
-from rltransformers.data.keys import ENDS, NAMES, is_ignored
+from rltransformers.data.keys import PER_STEP, is_ignored
 from rltransformers.data.spaces import Options
 from rltransformers.data.steps import FLAGS, is_frame, starts_of, trajectories_from_frames, trajectories_from_steps
 from rltransformers.data.trajectories import Trajectories
@@ -57,10 +57,9 @@ def trajectories_from_arrays(
     if (columns := _by_row(arrays)) is not None:
         return trajectories_from_steps(columns, options, name, source)
     parts = list(arrays.values())
-    known = {*ENDS, *(key for names in NAMES.values() for key in names)}
     if (
         parts
-        and not known & set(map(str, arrays))
+        and not PER_STEP & set(map(str, arrays))
         and all(is_frame(part) or isinstance(part, Mapping) for part in parts)
     ):
         return trajectories_from_items(parts, options, name)

@@ -19,6 +19,9 @@ NAMES = {
 IGNORED = ("infos", "info", "metadata", "id", "seed", "options", "total_steps")
 ENDS = ("dones", "done")
 
+PER_STEP = frozenset((*ENDS, *(key for names in NAMES.values() for key in names)))
+"""All names of arrays with a value per step."""
+
 
 def is_ignored(key: str) -> bool:
     """Whether a key says nothing about steps."""

@@ -90,8 +90,10 @@ def trajectories_from_frames(frames: Sequence[Any], options: Options, name: str 
             raise DataError(f"{name}: item {index} is {shown(frame)}, the first a DataFrame; pass DataFrames alone")
         for key in set(frame.columns) ^ set(filled[0].columns):
             lacking[key] = f"{name}: {key!r} is a column of only one of the tables 0 and {index}; make them alike"
-    whole = require("pandas", EXTRA).concat(filled)
-    return trajectories_from_frame(whole, options, name, starts_of(filled), lacking)
+    columns = _columns(require("pandas", EXTRA).concat(filled), options.name or name)
+    columns |= {_label(key): DataError(fault) for key, fault in lacking.items()}  # said where they are read
+    starts = starts_of(filled)
+    return trajectories_from_steps(columns, options, name, starts=starts, files=starts)
 
 
 def starts_of(parts: Sequence[Any]) -> Starts:
@@ -99,33 +101,25 @@ def starts_of(parts: Sequence[Any]) -> Starts:
     return np.cumsum([0, *map(len, parts[:-1])]).astype(np.int64)
 
 
-def trajectories_from_frame(
-    frame: Any,
-    options: Options,
-    name: str = "frame",
-    starts: Starts | None = None,
-    lacking: Mapping[Any, str] | None = None,
-) -> Trajectories:
-    """Read a DataFrame with a row per step; named levels of its index are columns, too.
+def trajectories_from_frame(frame: Any, options: Options, name: str = "frame") -> Trajectories:
+    """Read a DataFrame with a row per step; named levels of its index are columns, too."""
+    return trajectories_from_steps(_columns(frame, options.name or name), options, name)
 
-    What is wrong with columns that some rows are ``lacking`` is said where they are read.
-    """
+
+def _columns(frame: Any, name: str) -> dict[str, Any]:
     levels = [level for level in frame.index.names if level is not None and level not in frame.columns]
     if levels:
         frame = frame.reset_index(level=levels)
-    labels = [
-        "_".join(str(part) for part in label if part != "") if isinstance(label, tuple) else str(label)
-        for label in frame.columns
-    ]
+    labels = [_label(label) for label in frame.columns]
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
-        raise DataError(f"{options.name or name}: two columns are called {twice!r}; rename one")
-    columns: dict[str, Any] = {label: frame.iloc[:, index].to_numpy() for index, label in enumerate(labels)}
-    faults = lacking or {}
-    columns |= {
-        label: DataError(faults[key]) for label, key in zip(labels, frame.columns, strict=True) if key in faults
-    }
-    return trajectories_from_steps(columns, options, name, starts=starts, files=starts)
+        raise DataError(f"{name}: two columns are called {twice!r}; rename one")
+    return {label: frame.iloc[:, index].to_numpy() for index, label in enumerate(labels)}
+
+
+def _label(label: Any) -> str:
+    """The name of a column, which may have levels."""
+    return "_".join(str(part) for part in label if part != "") if isinstance(label, tuple) else str(label)
 
 
 def trajectories_from_steps(

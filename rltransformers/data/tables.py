@@ -20,7 +20,7 @@ from rltransformers.data.arrays import nested
 from rltransformers.data.checks import damage
 from rltransformers.data.columns import STEPS, value_or_error
 from rltransformers.data.episodes import trajectories_from_episodes
-from rltransformers.data.keys import ENDS, NAMES, is_ignored
+from rltransformers.data.keys import ENDS, NAMES, PER_STEP, is_ignored
 from rltransformers.data.spaces import Options
 from rltransformers.data.steps import starts_of, trajectories_from_steps
 from rltransformers.data.trajectories import Trajectories
@@ -129,9 +129,8 @@ def trajectories_from_tables(files: Iterable[Iterable[Any]], options: Options, n
         raise ConfigError("columns does not apply to tables with an episode per row, whose columns have usual names")
     if options.split_on_discontinuity:
         raise ConfigError("split_on_discontinuity does not apply to tables with an episode per row, split already")
-    per_step = {*ENDS, *(key for names in NAMES.values() for key in names)}
     kinds = {key: nonempty[0].schema.field(key).type for key in columns}
-    single = [key for key, kind in kinds.items() if not (_is_list(kind) or hasattr(kind, "fields") or key in per_step)]
+    single = [key for key, kind in kinds.items() if not (_is_list(kind) or hasattr(kind, "fields") or key in PER_STEP)]
     if single:
         warnings.warn(f"{name}: columns that nothing is read from: {single}", UserWarning, stacklevel=2)
     columns = [key for key in columns if key not in single]
