@@ -170,6 +170,13 @@ def test_a_constant_for_all_episodes_that_start_alike_leaves_the_best_bin_to_the
             assert best[right & start].mean() > 0.9 and best[~right & start].mean() < 0.3
 
 
+def test_a_single_episode_to_learn_from_and_a_single_one_held_out_have_bins() -> None:
+    for episodes, validation in ((1, 0.0), (10, 0.1)):
+        held_out = {"validation": validation, "advantage_kwargs": {"updates": 2}}
+        model = player(games(episodes), mode="advantage", **held_out).learn(2)
+        assert not validation or model.validate().episodes == 1
+
+
 def test_the_same_data_and_seed_give_the_same_bins_and_a_checkpoint_keeps_them(tmp_path: Path) -> None:
     data = record()
     options = {"mode": "advantage", "advantage_kwargs": {"updates": 3, "bins": 4}, "validation": 0.2}

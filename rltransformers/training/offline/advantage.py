@@ -184,7 +184,10 @@ class AdvantageLearner:
         lowest, highest = self.range_to_go
         values = np.empty(data.steps, np.float64)
         for index, network in enumerate(self.values):
-            windows, wanted = sampler.windows_over(torch.from_numpy(np.flatnonzero(half == index)))
+            valued = np.flatnonzero(half == index)
+            if not len(valued):  # a single episode is in one half
+                continue
+            windows, wanted = sampler.windows_over(torch.from_numpy(valued))
             for part in torch.arange(len(windows)).split(self.settings.batch_size):
                 batch, rows = sampler.window(windows[part]), wanted[part]
                 places = (offsets[batch.episode][:, None] + batch.timestep)[rows]
