@@ -35,9 +35,12 @@ def print_results(results: Sequence[Any]) -> None:
 
 def print_validation(result: Any) -> None:
     """A table with a row for every component of the action."""
-    print(f"held-out episodes {result.episodes} ({result.steps:,} steps)\naction loss       {result.action_loss:.4f}")
+    labels = {name: f"{name.replace('_', ' ')} " for name in result.calibration}
+    width = max(18, *map(len, labels.values())) if labels else 18
+    print(f"held-out episodes {result.episodes} ({result.steps:,} steps)")
+    print(f"{'action loss':<{width}}{result.action_loss:.4f}")
     for name, value in result.calibration.items():
-        print(f"{name.replace('_', ' '):<18}{value:.3f}")
+        print(f"{labels[name]:<{width}}{value:.3f}")
     width = max(len(f"{error.measure} of {error.component}") for error in result.errors)
     others = {"mean action" if error.measure == "rmse" else "most frequent" for error in result.errors}
     mean = "mean / most frequent" if len(others) > 1 else others.pop()

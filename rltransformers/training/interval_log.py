@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
@@ -69,16 +69,22 @@ class IntervalLog:
 
 
 class ProgressBar(BaseCallback):
-    """A bar over the updates of one ``learn`` (that of Stable-Baselines3 needs an environment)."""
+    """A bar over the updates of one ``learn`` (that of Stable-Baselines3 needs an environment).
 
-    def __init__(self, total: int) -> None:
+    Args:
+        total: updates at its end.
+        words: what to show behind it, asked after every update.
+    """
+
+    def __init__(self, total: int, words: Callable[[], str]) -> None:
         super().__init__()
-        self._total = total
+        self._total, self._words = total, words
 
     def _on_training_start(self) -> None:
         self._bar = tqdm(total=self._total, initial=self.num_timesteps, unit="update")
 
     def _on_step(self) -> bool:
+        self._bar.set_postfix_str(self._words(), refresh=False)
         self._bar.update(1)
         return True
 

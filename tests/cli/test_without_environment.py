@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rltransformers.agents import DecisionTransformer
 from rltransformers.cli.main import main
+from rltransformers.cli.printing import print_validation
 from rltransformers.cli.seeds import print_seeds, seeds_summary
 from rltransformers.data import record
 from rltransformers.training.offline.validation import ActionError, ValidationResult
@@ -112,7 +113,7 @@ def test_patience_ends_a_run_which_stays_ended(work: Path, capsys: pytest.Captur
     entries, final = folder.entries(), folder.validation.read_bytes()
     losses = [entry.validation.action_loss for entry in entries if entry.validation is not None]
     assert int(np.argmin(losses)) == len(losses) - 3 and entries[-1].step == 2 * len(losses) < 200
-    assert "no better evaluation in the last 2: training ends" in err
+    assert "no better evaluation in the last 2: training ends" in err and "resume the run with a larger one" in err
     before = folder.last.read_bytes()
     run(capsys, "train", "--resume", "runs/short")
     assert folder.entries() == entries and folder.validation.read_bytes() == final
@@ -211,3 +212,10 @@ def test_seeds_are_compared_by_their_loss(capsys: pytest.CaptureFixture[str]) ->
     print_seeds(runs)
     out = capsys.readouterr().out
     assert "2 seeds: action loss 0.600" in out and "action loss 0.7000" in out
+
+
+def test_a_long_name_of_a_leaf_stands_apart_from_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ActionError("gripper.left", "accuracy", 0.5, 0.4, 0.3)
+    print_validation(ValidationResult(0, 1, 5, 0.25, (error,), {"calibration_error_gripper.left": 0.125}))
+    table = capsys.readouterr().out.splitlines()
+    assert table[1:3] == [f"{'action loss':<31}0.2500", f"{'calibration error gripper.left':<31}0.125"]

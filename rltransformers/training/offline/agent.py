@@ -211,7 +211,9 @@ class OfflineAgent(StoredDecisionTransformer):
             self._one_step = OneStep(self.policy, training.trajectories)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(step_seed(self.seed, self.num_timesteps, "validation"))
-            return validate(self.policy, sampler, self._one_step, self.settings.batch_size, self.num_timesteps)
+            result = validate(self.policy, sampler, self._one_step, self.settings.batch_size, self.num_timesteps)
+        self._validated = f"action loss {result.action_loss:.4f} at {self.num_timesteps:,}"
+        return result
 
     def targets_of(self, target_returns: Iterable[float] | float | None) -> list[float | None]:
         """What ``evaluate`` asks for, in reward units, None for what the policy predicts; ConfigError as there."""
@@ -245,7 +247,7 @@ class OfflineAgent(StoredDecisionTransformer):
                 "EvaluationCallback of rltransformers.training.offline.evaluation_callback"
             )
         if progress_bar:
-            parts.append(ProgressBar(total_timesteps))
+            parts.append(ProgressBar(total_timesteps, lambda: self._validated))
         whole = CallbackList(parts)
         whole.init_callback(cast(BaseAlgorithm, self))  # it has what callbacks use of a BaseAlgorithm
         return whole

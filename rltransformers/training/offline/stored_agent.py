@@ -186,6 +186,7 @@ class StoredDecisionTransformer:
         """Take the data to learn from and to validate on, which the settings have shaped, and prepare the log."""
         self._sampler, self._validation_sampler = cast(ContextSampler | None, None), cast(ContextSampler | None, None)
         self._one_step: OneStep | None = None
+        self._validated = ""  # what a progress bar says of the newest validation
         if parts is not None:
             for data in (parts.training, parts.validation) if self.policy.masks else ():
                 if data is not None:

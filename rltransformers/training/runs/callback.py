@@ -185,7 +185,10 @@ class RunCallback(BaseCallback):
             since = len(scores) - 1 - int(np.argmax(scores)) if scores else 0
         self._over = self.sharing.broadcast(since) >= self._patience
         if self._over:
-            self._report(f"no better evaluation in the last {self._patience}: training ends (evaluation.patience)")
+            self._report(
+                f"no better evaluation in the last {self._patience}: training ends (evaluation.patience); to go on,"
+                " resume the run with a larger one"
+            )
 
     def _draw(self, last: bool) -> None:
         """The learning curve, unless it was drawn a moment ago and will be drawn again."""

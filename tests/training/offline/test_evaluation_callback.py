@@ -143,3 +143,11 @@ def test_callbacks_below_an_evaluation_are_called_after_it_and_end_training() ->
     assert updates(callback_on_new_best=StopTrainingOnRewardThreshold(1e9)) == 12
     stall = next(update for update in every.updates if update not in best.updates)
     assert updates(callback_after_eval=StopTrainingOnNoModelImprovement(0)) == stall
+
+
+def test_the_progress_bar_shows_the_newest_action_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    data = record("CartPole-v1", "random", episodes=4, seed=0)
+    model = DecisionTransformer("DTPolicy", data, policy_kwargs={"backbone": SMALL}, validation=0.3, seed=0)
+    model.learn(3, callback=EvaluationCallback(eval_freq=2), progress_bar=True)
+    bar = capsys.readouterr().err
+    assert "3/3" in bar and f"action loss {model.held_out.best:.4f} at 2" in bar
