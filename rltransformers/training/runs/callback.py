@@ -208,6 +208,8 @@ class RunCallback(BaseCallback):
             best = max(results, key=lambda result: result.mean)
             logger.record("eval/mean_reward", best.mean)  # the names of Stable-Baselines3, which all agents share
             logger.record("eval/mean_ep_length", float(np.mean(best.lengths)))
+            if best.predicted_return is not None:
+                logger.record("eval/predicted_return", best.predicted_return)
         for result in results:
             target = "" if result.target_return is None else f"_target_{result.target_return:g}"
             summary = result.summary()
@@ -239,10 +241,15 @@ def score(results: Sequence[EvaluationResult], validation: ValidationResult | No
 
 
 def one_line(result: EvaluationResult) -> str:
-    """Return, success rate and target of one result, for a log; targets of discounted returns stand beside those."""
+    """Return, success rate and target or predicted return of one result, for a log.
+
+    Targets of discounted returns stand beside those.
+    """
     summary = result.summary()
     success = f", success {summary['success_rate']:.2f}" if "success_rate" in summary else ""
     discounted = summary.get("discounted_return_mean")
     obtained = "" if discounted is None else f"discounted {discounted:.2f}, "
     aim = "" if result.target_return is None else f" ({obtained}target {result.target_return:g})"
+    if result.predicted_return is not None:
+        aim = f" ({obtained}predicted {result.predicted_return:g})"
     return f"return {summary['return_mean']:.2f} ± {summary['return_std']:.2f}{success}{aim}"

@@ -159,6 +159,20 @@ def test_every_target_is_logged_under_its_own_name(tmp_path: Path) -> None:
     assert run.model.logger.name_to_value == {"train/loss": 3.0}
 
 
+def test_what_a_return_head_predicts_is_logged(tmp_path: Path) -> None:
+    run = Run(tmp_path, [], every=1, online=False)
+    metrics = MetricsCSV(tmp_path / "progress.csv")
+    run.model.logger.output_formats.append(metrics)
+    result = EvaluationResult("CartPole-v1", (3.0, 5.0), (1, 1), (0, 1), predicted_returns=(8.0, 6.0))
+    run.callback._evaluate = lambda: [result]
+    run.step(1, rollout=False)
+    metrics.close()
+    with (tmp_path / "progress.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["eval/predicted_return"] == "7.0"
+    assert run.said == ["         1 steps: return 4.00 ± 1.00 (predicted 7)"]
+
+
 def test_the_evaluation_of_a_step_comes_behind_its_checkpoint(tmp_path: Path) -> None:
     run = Run(tmp_path, [], every=1, online=False)
 
