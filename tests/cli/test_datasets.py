@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from stable_baselines3 import DQN
 
-from rltransformers.data import record
+from rltransformers.data import load_trajectories, record
 from tests.cli.test_runs import refused, run, work
 
 __all__ = ["work"]  # a fixture
@@ -44,6 +44,10 @@ def test_inspect_says_which_returns_to_ask_for(work: Path, capsys: pytest.Captur
     assert json.loads(run(capsys, "inspect", "one.npz", "--json"))["target_returns"] == [7.0]
     summary = json.loads(run(capsys, "inspect", "one.npz", "--time-limit", "10", "--json"))
     assert (summary["terminated_episodes"], summary["truncated_episodes"]) == (0, 2)
+    with pytest.warns(UserWarning, match="has no rewards"):
+        load_trajectories([{"observations": np.zeros((9, 2)), "actions": np.arange(9) % 2}]).save("unpaid")
+    printed = run(capsys, "inspect", "unpaid")
+    assert "only mode='bc' learns from these data" in printed and "target_returns" not in printed
     assert "there is no file gone.npz" in refused(capsys, "inspect", "gone.npz")
 
 

@@ -430,7 +430,7 @@ def test_show_refuses_what_train_would_refuse_before_it_builds_anything(
     for config in ("online.yaml", "gtrxl_cue_recall"):
         assert message in refused(capsys, "show", config, *words)
     for mode in ("bc", "advantage"):
-        message = f"algorithm.mode {mode} has no target return"
+        message = f"algorithm.mode {mode} has no target return: set evaluation.target_returns to [], and leave --target"
         assert message in refused(capsys, "show", "offline.yaml", "--algorithm.mode", mode)
     assert "backbone.memory must be" in refused(capsys, "show", "offline.yaml", "--backbone.memory", "-5")
     assert "unknown encoder 'brt'" in refused(capsys, "show", "offline.yaml", "--policy.observation.encoder", "brt")

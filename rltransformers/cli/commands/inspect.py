@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> None:
     for key, guess in data.guesses.items():
         line = f"{key} {guess}; say what it is with --{key.replace('_', '-')}, in a config with dataset.{key}"
         print(textwrap.fill(line, 80, break_on_hyphens=False))
-    print(f"ask for them with      --evaluation.target_returns '{json.dumps(summary['target_returns'])}'")
+    if summary["has_rewards"]:
+        print(f"ask for them with      --evaluation.target_returns '{json.dumps(summary['target_returns'])}'")
 
 
 def _dataset_of(path: str) -> tuple[str, dict[str, Any]]:

@@ -311,7 +311,10 @@ class ExperimentConfig:
         if not offline and self.evaluation.target_returns:
             raise ConfigError("evaluation.target_returns are for agent decision_transformer")
         if offline and (mode := self.algorithm.get("mode")) in ("bc", "advantage") and self.evaluation.target_returns:
-            raise ConfigError(f"algorithm.mode {mode} has no target return: set evaluation.target_returns to []")
+            raise ConfigError(
+                f"algorithm.mode {mode} has no target return: set evaluation.target_returns to [], and leave"
+                " --target-return out"
+            )
         if self.agent in BASELINES and self.backbone:
             network = "an LSTM" if self.agent is AgentName.RECURRENT_PPO else "a perceptron"
             raise ConfigError(
