@@ -25,7 +25,8 @@ class EvaluationCallback(EventCallback):
 
     Args:
         env: what ``DecisionTransformer.evaluate`` takes; None for no environment. The best model is then that of the
-            lowest ``eval/action_loss``, which the model counts and saves, and the model needs ``validation``.
+            lowest ``eval/action_loss``, which the model counts and saves, and the model needs ``validation``; other
+            callbacks find minus that loss as ``best_mean_reward``.
         target_returns: as there.
         n_eval_episodes: per target return.
         eval_freq: updates between two evaluations.
@@ -114,6 +115,7 @@ class EvaluationCallback(EventCallback):
             record_validation(self.logger, validation)
             if self.env is None:
                 better = model.held_out.note(validation.action_loss)
+                self.best_mean_reward, self.last_mean_reward = -model.held_out.best, -validation.action_loss
             if self.verbose:
                 print(f"update {step:,}: {validation.line()}")
         self.logger.record("time/total_timesteps", step, exclude="tensorboard")

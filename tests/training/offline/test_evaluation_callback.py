@@ -19,6 +19,7 @@ from rltransformers.agents import DecisionTransformer, GTrXLPPO
 from rltransformers.data import record
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.offline.evaluation_callback import EvaluationCallback
+from rltransformers.training.offline.validation import ValidationResult
 
 SMALL = {"width": 8, "layers": 1, "heads": 2}
 
@@ -151,3 +152,17 @@ def test_the_progress_bar_shows_the_newest_action_loss(capsys: pytest.CaptureFix
     model.learn(3, callback=EvaluationCallback(eval_freq=2), progress_bar=True)
     bar = capsys.readouterr().err
     assert "3/3" in bar and f"action loss {model.held_out.best:.4f} at 2" in bar
+
+
+def test_callbacks_that_stop_compare_action_losses_where_there_is_no_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = record("CartPole-v1", "random", episodes=4, seed=0)
+    model = DecisionTransformer("DTPolicy", data, policy_kwargs={"backbone": SMALL}, validation=0.3, seed=0)
+    losses = iter([5.0, 4.0, 3.0, 3.5, 3.0, 4.0])
+    monkeypatch.setattr(model, "validate", lambda: ValidationResult(0, 1, 1, next(losses), (), {}))
+    stop = StopTrainingOnNoModelImprovement(max_no_improvement_evals=2)
+    callback = EvaluationCallback(eval_freq=1, callback_after_eval=stop)
+    model.learn(40, callback=callback)
+    assert model.num_timesteps == 6  # the third evaluation without a lower loss
+    assert (callback.best_mean_reward, callback.last_mean_reward) == (-3.0, -4.0)
