@@ -20,6 +20,8 @@ PENALTY = 1e-3
 """Of the squared weights, in units in which features and steps have variance 1."""
 LARGEST_LEAF = 1_024
 """Numbers of a leaf that are features themselves; of more, as many random mixtures are."""
+ROUNDING = 1e-6
+"""Deviation of a feature up to which it counts as constant, in units of its mean where that is below 1."""
 CHUNK = 512
 """Steps that are mixed at once."""
 CLASSES = 256
@@ -50,7 +52,9 @@ class OneStep:
         numbers = self._head.as_numbers(actions).cpu().double()
         self.mean_action: Float[Tensor, " A"] = numbers.mean(0)
         deviation = features.std(0, correction=0)
-        self._center, self._scale = features.mean(0), torch.where(deviation > 1e-6, deviation, 1.0)
+        self._center = features.mean(0)
+        rounding = ROUNDING * self._center.abs().clamp(max=1.0)
+        self._scale = torch.where(deviation > rounding, deviation, 1.0)
         features = (features - self._center) / self._scale
         moments = features.T @ features / len(steps) + PENALTY * torch.eye(features.shape[1], dtype=torch.float64)
         self._weights = torch.linalg.solve(moments, features.T @ (numbers - self.mean_action) / len(steps))

@@ -429,6 +429,20 @@ def test_observations_of_many_numbers_and_classes_are_read_in_parts() -> None:
     assert words is not None and words.tolist() == [int(word) % CLASSES for word in seen["word"]]
 
 
+def test_the_unit_of_observations_changes_no_prediction_of_one_step() -> None:
+    numbers = np.random.default_rng(0).standard_normal((6, 9, 2))
+    errors = []
+    for unit in (1.0, 1e-9):  # meters and nanometers
+        recorded = [
+            {"observations": (unit * each).astype(np.float32), "actions": np.tanh(each[:-1]), "rewards": np.ones(8)}
+            for each in numbers
+        ]
+        data = load_trajectories(recorded, action_space=spaces.Box(-1, 1, (2,), np.float64))
+        model = DecisionTransformer("DTPolicy", data, policy_kwargs={"backbone": SMALL}, validation=0.3, seed=0)
+        errors.append([error.one_step for error in model.validate().errors])
+    assert errors[1] == pytest.approx(errors[0], rel=1e-4) and max(errors[0]) < 0.5
+
+
 def test_components_are_called_as_in_the_log(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="needs the extra csv")
     frame = pandas.DataFrame(np.random.default_rng(0).uniform(-1, 1, (40, 5)), columns=[*"abc", "left/up", "right"])
