@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from jaxtyping import Float, Int, Shaped
@@ -16,7 +17,8 @@ from torch.nn import functional as F
 
 from rltransformers.core.action_masks import choices_of
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spaces import Space
+from rltransformers.core.ranges import LARGEST
+from rltransformers.core.spaces import Space, box_bounds
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import (
     HALF_LOG_TAU,
@@ -44,6 +46,8 @@ class SquashedAction(ContinuousAction):
 
     Samples are in head units, where the bounds are -1 and 1, as an agent stores and sees its actions; ``execute`` makes
     of a sample what the environment takes (arXiv 1801.01290, appendix C).
+
+    Raises ConfigError for a bound of ``LARGEST`` or more, which units of the bounds cannot reach.
     """
 
     normal_noise = True
@@ -51,6 +55,12 @@ class SquashedAction(ContinuousAction):
 
     def __init__(self, space: spaces.Box) -> None:
         super().__init__(space, None)
+        if (largest := np.abs(box_bounds(space)).max()) >= LARGEST:
+            raise ConfigError(
+                f"soft actor-critic acts between the bounds of a Box, which must be smaller than {LARGEST:g}, got "
+                f"{largest:g} in {space}; rescale the action with a wrapper (gymnasium.wrappers.RescaleAction), or "
+                "take GTrXLPPO"
+            )
         self.draws, self.outputs = self.components, 2 * self.components
 
     def squash(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:

@@ -291,6 +291,9 @@ def test_too_many_combinations_and_open_bounds_are_refused() -> None:
         soft(AnySpace(BOX, spaces.MultiBinary(11)))
     with pytest.raises(ConfigError, match="needs finite bounds"):
         soft(AnySpace(BOX, spaces.Box(-np.inf, 1.0, (2,))))
+    largest = float(np.finfo(np.float32).max)
+    with pytest.raises(ConfigError, match=r"must be smaller than 1e\+30, got 3.40282e\+38 .* rescale the action"):
+        soft(Step(spaces.Box(-1.0, largest, (2,)), (5, 3), False))
 
 
 def test_it_is_an_off_policy_algorithm_of_stable_baselines() -> None:
