@@ -22,7 +22,7 @@ from rltransformers.policies.policy_state import PolicyState
 from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.online import replay_data
-from rltransformers.training.online.off_policy_agent import MemoryRefresh, OffPolicyMemoryAgent
+from rltransformers.training.online.off_policy_agent import GradientSteps, MemoryRefresh, OffPolicyMemoryAgent
 from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.update import UpdateMode, add_auxiliary, descend, in_mode, log_losses, maintain
 
@@ -51,7 +51,7 @@ class GTrXLDQN(OffPolicyMemoryAgent):
             many steps as the longest episode has are exact for every backbone; fewer are the burn-in of R2D2, before
             which the memory is zeros.
         train_freq: steps of every environment between two rounds of updates.
-        gradient_steps: updates in a round.
+        gradient_steps: updates in a round; -1: as many as all environments made steps since the last one.
         target_update_interval: updates between two moves of the target network.
         tau: share of the way that the target network moves; 1 copies the network, 0.005 with an interval of 1 is
             Polyak's average.
@@ -95,7 +95,7 @@ class GTrXLDQN(OffPolicyMemoryAgent):
         segment_length: Annotated[int, Ge(1), Le(2**20)] = 64,
         burn_in: Annotated[int, Ge(0), Le(2**20)] | None = None,
         train_freq: Count = 4,
-        gradient_steps: Count = 1,
+        gradient_steps: GradientSteps = 1,
         target_update_interval: Count = 2_500,
         tau: Fraction = 1.0,
         gamma: UnitInterval = 0.99,

@@ -47,7 +47,7 @@ from rltransformers.policies.sac_policy import GTrXLSACPolicy, TrunkEvaluation
 from rltransformers.policies.soft_head import Drawn
 from rltransformers.policies.steps import Acting
 from rltransformers.training.online import replay_data
-from rltransformers.training.online.off_policy_agent import MemoryRefresh, OffPolicyMemoryAgent
+from rltransformers.training.online.off_policy_agent import GradientSteps, MemoryRefresh, OffPolicyMemoryAgent
 from rltransformers.training.schedules import Scheduled
 from rltransformers.training.update import UpdateMode, add_auxiliary, descend, in_mode, log_losses, maintain
 
@@ -103,7 +103,7 @@ class GTrXLSAC(OffPolicyMemoryAgent):
         segment_length: Annotated[int, Ge(1), Le(2**20)] = 64,
         burn_in: Annotated[int, Ge(0), Le(2**20)] | None = None,
         train_freq: Count = 4,
-        gradient_steps: Count = 1,
+        gradient_steps: GradientSteps = 1,
         encoder_rate: Annotated[float, Ge(0), Le(100)] = 0.3,
         tau: Fraction = 0.005,
         gamma: UnitInterval = 0.99,

@@ -69,7 +69,7 @@ def loss_entries(spec: Spec) -> Iterator[Setting]:
 
 def setting_entry(key: str, hint: Any, default: Any, says: str) -> Setting:
     """Explain one setting."""
-    names = [str(name).lower() if isinstance(name, bool) else name for name in _names(hint)]
+    names = [name if isinstance(name, str) else str(name).lower() for name in _names(hint)]
     entry: Setting = {"key": key, "accepts": describe(hint), "default": plain_default(default), "says": says}
     if key.startswith(("backbone.", "algorithm.", "policy.")) and hint is not Any:  # other sections need no torch
         entry["type"] = CHOICES if hint == Sequence[Choice] else to_json(hint)

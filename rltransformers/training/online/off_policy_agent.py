@@ -31,6 +31,7 @@ from rltransformers.training.online.tensor_rollouts import collect_steps
 from rltransformers.training.update import UpdateMode, memory_panel
 
 MemoryRefresh = Literal["never", "update"]
+GradientSteps = Literal[-1] | Count
 BYTES_BESIDE = 19
 """Of a row of the replay beside its observation: action, reward, position, flags."""
 
@@ -109,7 +110,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
         seen = self._guard.leaves(self._observation)
         leaves = policy.leaves_to_tensors(seen)
         going_on = True
-        for step in range(train_freq.frequency):
+        for _ in range(train_freq.frequency):
             episode_starts = cast(np.ndarray, self._last_episode_starts)
             first = to_tensor(episode_starts, self.device)
             raw = replay_data.raw_observation(normalizer, self._observation, self._raw_obs)
@@ -131,7 +132,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             self._episode_num += int(np.count_nonzero(dones))
             if not going_on and self.sharing.is_single:
-                return RolloutReturn((step + 1) * env.num_envs, self._episode_num - episodes, continue_training=False)
+                return RolloutReturn(self.num_timesteps - before, self._episode_num - episodes, continue_training=False)
             if self._guard.moves != self._moves:  # by the callback: the replay takes these episodes as left
                 new_obs = self._reset_environments()
             seen = self._guard.leaves(new_obs)
@@ -143,7 +144,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
             if log_interval is not None and self._episode_num // log_interval > episodes // log_interval:
                 self.dump_logs()
             callback.on_rollout_end()
-        return RolloutReturn(train_freq.frequency * env.num_envs, self._episode_num - episodes, going_on)
+        return RolloutReturn(self.num_timesteps - before, self._episode_num - episodes, going_on)
 
     def _act(self, leaves: Mapping[str, Tensor], first: Tensor) -> tuple[dict[str, Tensor], PolicyState]:
         """Actions by path for the newest observations, explored, and the state after them."""

@@ -311,7 +311,7 @@ def collect_steps(
     log_interval: int | None,
 ) -> RolloutReturn:
     """``OffPolicyMemoryAgent.collect_rollouts`` in tensors; all steps go into the replay behind the last one."""
-    episodes = agent._episode_num
+    episodes, before = agent._episode_num, agent.num_timesteps
     agent.policy.set_training_mode(False)
     callback.on_rollout_start()
     kept: list[dict[str, Any]] = []
@@ -339,7 +339,7 @@ def collect_steps(
         if log_interval is not None and agent._episode_num // log_interval > episodes // log_interval:
             agent.dump_logs()
         callback.on_rollout_end()
-    return RolloutReturn(len(kept) * env.num_envs, agent._episode_num - episodes, going_on)
+    return RolloutReturn(agent.num_timesteps - before, agent._episode_num - episodes, going_on)
 
 
 def _store(replay: SegmentReplay, kept: list[dict[str, Any]]) -> int:
