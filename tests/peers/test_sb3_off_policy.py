@@ -1,5 +1,8 @@
 """What programs for SAC and DQN of Stable-Baselines3 write, with the online agents that have a replay."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from tests.peers.small import WITH_REPLAY, Kind, agent, walks
@@ -11,3 +14,21 @@ off_policy = pytest.mark.parametrize("kind", WITH_REPLAY)
 def test_as_many_updates_as_steps_are_minus_one(kind: Kind) -> None:
     model = agent(kind, walks(kind, 3), gradient_steps=-1, learning_starts=20)
     assert model.learn(60)._n_updates == 12 * 4  # rounds of 12 steps; the first one ends before learning starts
+
+
+@off_policy
+def test_callbacks_see_executed_and_stored_actions_by_name(kind: Kind) -> None:
+    model = agent(kind, walks(kind, 2))
+    seen: list[Any] = []
+
+    def look(variables: dict[str, Any], _: Any) -> bool:
+        seen.append((variables["actions"], variables["buffer_actions"][""].numpy()))
+        return True
+
+    model.learn(20, callback=look)
+    for executed, stored in seen:
+        assert isinstance(executed, np.ndarray) and all(map(model.action_space.contains, executed))
+        assert len(executed) == len(stored) == 2
+    stored = np.stack([each for _, each in seen], 1)
+    held = model.replay_buffer
+    assert np.array_equal(held.actions[""][0, : held.written[0]][held.counts[0, : held.written[0]]], stored[0])

@@ -116,14 +116,14 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
             raw = replay_data.raw_observation(normalizer, self._observation, self._raw_obs)
             if policy.masks_beside:
                 raw[ACTION_MASK] = seen[ACTION_MASK]
-            actions, state = self._act(leaves, first)
-            executed = policy.environment_actions(actions)
-            new_obs, rewards, dones, infos, counts, unscaled = self._step_environments(executed, state)
+            buffer_actions, state = self._act(leaves, first)  # callbacks find both by the names of SB3
+            actions = policy.environment_actions(buffer_actions)
+            new_obs, rewards, dones, infos, counts, unscaled = self._step_environments(actions, state)
             cut, last = self._guard.last_leaves(dones, infos, values_read_masks=True)
             terminal = dones.copy()
             terminal[cut] = False
             earned = unscaled if normalizer is None else normalizer.get_original_reward()
-            replay_buffer.add(raw, actions, earned, episode_starts, terminal, counts)
+            replay_buffer.add(raw, buffer_actions, earned, episode_starts, terminal, counts)
             if cut:
                 replay_buffer.add_last(cut, replay_data.raw_last(normalizer, last))
             callback.update_locals(locals())
