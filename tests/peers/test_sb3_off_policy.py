@@ -1,5 +1,6 @@
 """What programs for SAC and DQN of Stable-Baselines3 write, with the online agents that have a replay."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -32,3 +33,14 @@ def test_callbacks_see_executed_and_stored_actions_by_name(kind: Kind) -> None:
     stored = np.stack([each for _, each in seen], 1)
     held = model.replay_buffer
     assert np.array_equal(held.actions[""][0, : held.written[0]][held.counts[0, : held.written[0]]], stored[0])
+
+
+@off_policy
+def test_a_run_too_short_for_any_update_says_so(kind: Kind) -> None:
+    settings: dict[str, Any] = {"segment_length": 16, "learning_starts": 10}
+    with pytest.warns(UserWarning, match=r"nothing was .* has made 17 steps .* in 48 steps of 4 environments; train"):
+        agent(kind, walks(kind, 4), **settings).learn(40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agent(kind, walks(kind, 4), **settings).learn(80)
+        agent(kind, walks(kind, 4), **settings | {"learning_starts": 1000}).learn(40)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import File
+from rltransformers.core.described import count
 from rltransformers.core.device import check_memory
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, strict
@@ -207,7 +208,16 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
         Raises:
             DataError, ConfigError: as ``GTrXLPPO.learn``.
         """
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        replay, needed = cast(SegmentReplay, self.replay_buffer), self.segment_length + self.n_step
+        if not len(replay) and self.num_timesteps > self.learning_starts and self.sharing.is_leader:
+            warnings.warn(
+                f"nothing was learned: updates begin when an environment has made {needed} steps (segment_length + "
+                f"n_step), and none has in {self.num_timesteps} steps of {count(self.all_envs, 'environment')}; train "
+                "longer, or lower segment_length or the number of environments",
+                stacklevel=3,
+            )
+        return self
 
     # Files
 
