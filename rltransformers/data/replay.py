@@ -271,7 +271,6 @@ class SegmentReplay:
         """Segments that can be drawn."""
         return int(self.eligible()[1].sum())
 
-    @property
     def size(self) -> int:
         """Rows that are held."""
         return int(np.minimum(self.written, self.rows).sum())

@@ -72,7 +72,7 @@ def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
     np.random.rand(3), torch.rand(3)  # whatever happens in between
     resumed = GTrXLDQN.load(tmp_path / "half", env=stopped.get_env(), device="cpu", force_reset=False)
     resumed.set_logger(Logger(None, [Rows()]))
-    assert resumed.num_timesteps == 2 * STEPS and replay_of(resumed).size == replay_of(stopped).size > 100
+    assert resumed.num_timesteps == 2 * STEPS and replay_of(resumed).size() == replay_of(stopped).size() > 100
     resumed.learn(2 * STEPS, reset_num_timesteps=False, log_interval=5)
     assert resumed.num_timesteps == straight.num_timesteps == 4 * STEPS
     assert_equal(everything(resumed), everything(straight))  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_a_checkpoint_without_replay_is_small_and_fills_a_new_one(tmp_path: Path
     model.save(tmp_path / "model")
     assert load_checkpoint(tmp_path / "model").tensors["replay"] is None
     loaded = GTrXLDQN.load(tmp_path / "model", env=strolls(), device="cpu")
-    assert replay_of(loaded).size == 0 and not loaded.checkpoint_replay
+    assert replay_of(loaded).size() == 0 and not loaded.checkpoint_replay
     assert loaded.learn(STEPS, reset_num_timesteps=False)._n_updates > model._n_updates
 
 
@@ -219,7 +219,7 @@ def test_a_replay_that_does_not_fit_is_left_out_with_a_warning(tmp_path: Path, c
     settings: dict[str, Any] = {"buffer_size": 4 * 90} if change == "buffer_size" else {}
     with pytest.warns(UserWarning, match="replay of the checkpoint is left out.*same number of environments, buffer_"):
         loaded = GTrXLDQN.load(tmp_path / "model", env=env, device="cpu", **settings)
-    assert replay_of(loaded).size == 0
+    assert replay_of(loaded).size() == 0
     agent().save(tmp_path / "empty")
     GTrXLDQN.load(tmp_path / "empty", env=env, device="cpu", **settings)  # nothing is lost, nothing is said
 

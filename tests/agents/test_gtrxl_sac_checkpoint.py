@@ -78,7 +78,7 @@ def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
     resumed = GTrXLSAC.load(tmp_path / "half", env=stopped.get_env(), device="cpu", force_reset=False)
     resumed.set_logger(Logger(None, [Rows()]))
     assert float(resumed.temperature.value) == float(stopped.temperature.value)
-    assert resumed.num_timesteps == 2 * STEPS and replay_of(resumed).size == replay_of(stopped).size > 100
+    assert resumed.num_timesteps == 2 * STEPS and replay_of(resumed).size() == replay_of(stopped).size() > 100
     resumed.learn(2 * STEPS, reset_num_timesteps=False, log_interval=5)
     assert resumed.num_timesteps == straight.num_timesteps == 4 * STEPS
     assert_equal(all_of(resumed), all_of(straight))

@@ -307,7 +307,7 @@ def test_a_folder_holds_no_replay(tmp_path: Path) -> None:
         assert (stream.play(load_from_hub(str(folder), device="cpu").actor()) == stream.play(model.actor())).all()
         env = [lambda: gym.make("CartPole-v1")] * 2
         resumed = GTrXLDQN.load(folder / "last.zip", env=DummyVecEnv(env), device="cpu")
-        assert resumed.replay_buffer is not None and resumed.replay_buffer.size == 0
+        assert resumed.replay_buffer is not None and resumed.replay_buffer.size() == 0
         assert resumed.learn(16, reset_num_timesteps=False).num_timesteps > model.num_timesteps
 
 

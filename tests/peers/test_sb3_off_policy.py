@@ -44,3 +44,8 @@ def test_a_run_too_short_for_any_update_says_so(kind: Kind) -> None:
         warnings.simplefilter("error")
         agent(kind, walks(kind, 4), **settings).learn(80)
         agent(kind, walks(kind, 4), **settings | {"learning_starts": 1000}).learn(40)
+
+
+@off_policy
+def test_the_size_of_a_replay_is_asked_for_as_of_any_buffer(kind: Kind) -> None:
+    assert agent(kind, walks(kind, 2, (50,))).learn(16).replay_buffer.size() == 16

@@ -185,7 +185,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
             policy = self.policy
             for name, value in memory_panel(lambda record: policy.features(window, policy.actor, record)).items():
                 self.logger.record(name, float(value))
-        self.logger.record("replay/size", 0 if replay is None else self.sharing.count(replay.size))
+        self.logger.record("replay/size", 0 if replay is None else self.sharing.count(replay.size()))
         self.sharing.log_traffic(self.logger.record)
         super().dump_logs()
 
