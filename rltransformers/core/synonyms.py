@@ -36,9 +36,11 @@ _WORDS = {
     "algorithm.vf_coef": "value_coef vf_coeff vf_loss_coeff value_loss_coef baseline_cost",
     "algorithm.max_grad_norm": "grad_clip clip_grad gradient_clip grad_norm clip_grad_norm gradient_clipping",
     "algorithm.buffer_size": "buffer replay_size replay_buffer_size replay_capacity",
-    "algorithm.tau": "polyak target_update_tau",
+    "algorithm.n_step": "n_steps nstep n_step_returns multi_step",
+    "algorithm.tau": "polyak target_update_tau target_update_interval",
     "algorithm.target_update_interval": "target_network_frequency target_update target_network_update_freq",
-    "algorithm.exploration": "epsilon eps_greedy exploration_fraction exploration_final_eps start_e end_e",
+    "algorithm.exploration": "epsilon eps_greedy exploration_fraction exploration_initial_eps exploration_final_eps "
+    "start_e end_e",
     "algorithm.train_freq": "train_frequency update_every",
     "algorithm.prioritized": "prioritized_replay per prioritised",
     "algorithm.action_head": "stochastic stochastic_policy gmm mdn diffusion",

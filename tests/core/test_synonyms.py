@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rltransformers.agents import DecisionTransformer, GTrXLPPO
+from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLSAC
 from rltransformers.backbone import Backbone
 from rltransformers.cli.main import build_parser
 from rltransformers.cli.settings import all_settings, catalogue
@@ -34,6 +34,7 @@ def test_a_name_of_ours_wins_over_what_it_means_elsewhere_and_case_does_not_matt
 
 
 PPO = partial(GTrXLPPO, "GTrXLPolicy", "CartPole-v1")
+SAC = partial(GTrXLSAC, "GTrXLSACPolicy", "Pendulum-v1")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,8 @@ PPO = partial(GTrXLPPO, "GTrXLPolicy", "CartPole-v1")
         (GTrXLPPO, {"policy": "MlpLstmPolicy", "env": "CartPole-v1"}, "'GTrXLPolicy'"),
         (DecisionTransformer, {"policy": "DTPolicy", "n_layers": 3}, "policy_kwargs={'backbone': {'layers': ...}}"),
         (DecisionTransformer, {"policy": "DTPolicy", "K": 20}, "'context_length'"),
+        (SAC, {"n_steps": 3}, "'n_step'"),
+        (SAC, {"target_update_interval": 1}, "'tau'"),
         (make_vec_env, {"env_id": "CartPole-v1", "n_envs": 3}, "'num_envs'"),
         (Backbone, {"config": {"n_head": 3}}, "'heads'"),
         (Backbone, {"config": {"position": "relative"}}, "'trxl' or 'shaw'"),
