@@ -299,6 +299,10 @@ class GTrXLSAC(OffPolicyMemoryAgent):
 
     # Files
 
+    @classmethod
+    def only_starts(cls, name: str, value: Any) -> bool:
+        return name == "ent_coef" and str(value).startswith("auto_")
+
     def _own_tensors(self) -> dict[str, Any]:
         return super()._own_tensors() | {
             "temperature": self.temperature.state_dict(),

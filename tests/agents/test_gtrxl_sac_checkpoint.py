@@ -112,6 +112,15 @@ def test_temperature_targets_and_both_optimizers_are_in_the_file_and_among_the_p
     assert float(loaded.learn(STEPS, reset_num_timesteps=False).temperature.value) == pytest.approx(0.7)
 
 
+def test_a_file_holds_the_temperature_as_it_is_by_now(tmp_path: Path) -> None:
+    soft(ent_coef=0.2).save(tmp_path / "model")
+    for ent_coef, value in ((0.5, 0.5), ("auto", 0.2)):
+        loaded = GTrXLSAC.load(tmp_path / "model", ent_coef=ent_coef)
+        assert float(loaded.temperature.value) == pytest.approx(value)
+    with pytest.raises(ConfigError, match="ent_coef: the first value of what the file holds"):
+        GTrXLSAC.load(tmp_path / "model", ent_coef="auto_0.5")
+
+
 def test_every_group_of_a_loaded_optimizer_has_the_rate_that_it_was_saved_with(tmp_path: Path) -> None:
     """Also before an update sets them: a run that was killed behind its last one ends with the same file."""
     model = soft(cues(), learning_rate=1e-3, encoder_rate=0.5, learning_starts=40)

@@ -100,6 +100,11 @@ class StoredAgent(BaseAlgorithm):
         chosen = next(iter(cls.policy_aliases)) if policy is None else policy
         return policy_settings(named_policy(chosen, cls.policy_aliases), settings, prefix)
 
+    @classmethod
+    def only_starts(cls, name: str, value: Any) -> bool:
+        """Whether a setting is the first value of what training then changes, so that ``load`` cannot replace it."""
+        return name in cls.first_values
+
     def _own_tensors(self) -> dict[str, Any]:
         """Tensors for a checkpoint, beside those of every online agent."""
         return {}
@@ -317,7 +322,7 @@ def _checked_overrides(
 ) -> dict[str, Any]:
     """Settings that replace the stored ones; raises ConfigError for one that cannot."""
     replaced = replaced_settings(custom_objects, overrides, cls.setting_names())
-    if outdated := [name for name in cls.first_values if name in replaced]:
+    if outdated := [name for name, value in replaced.items() if cls.only_starts(name, value)]:
         raise ConfigError(
             f"{', '.join(outdated)}: the first value of what the file holds as it is by now, so another one has no "
             "effect; leave it out"
