@@ -88,6 +88,7 @@ class GTrXLSAC(OffPolicyMemoryAgent):
     kind = "GTrXLSAC"
     scheduled = ("learning_rate",)
     policy_aliases = {"GTrXLSACPolicy": GTrXLSACPolicy}
+    settled = (*OffPolicyMemoryAgent.settled, "ent_coef")
     parts = OffPolicyMemoryAgent.parts | {name: name for name in ("temperature", "temperature_optimizer")}
     policy: GTrXLSACPolicy
 

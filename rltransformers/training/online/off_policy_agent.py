@@ -44,6 +44,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
     """
 
     per_environment = (*OnlineAgent.per_environment, "last_raw_observation")
+    settled = (*OnlineAgent.settled, "buffer_size", "segment_length", "burn_in", "n_step", "train_freq")
     policy: ReplayPolicy
     replay_buffer: SegmentReplay | None  # type: ignore[assignment]  # segments in place of SB3's transitions
     segment_length: int

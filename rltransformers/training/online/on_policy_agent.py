@@ -40,6 +40,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     ``_actor``.
     """
 
+    settled = (*OnlineAgent.settled, "n_steps", "popart")
     policy: GTrXLPolicy  # type: ignore[assignment]  # SB3 declares its own policy without memory
     batch_size: int | None
     n_epochs: int

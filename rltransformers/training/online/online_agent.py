@@ -156,6 +156,7 @@ class OnlineAgent(StoredAgent):
         self._compile()
 
     def _begin_run(self) -> None:
+        self._settled = {name: getattr(self, name) for name in self.settled}
         self.carry = Carry(self.policy.initial_state(self.n_envs))
         self._metrics = UnwrittenMetrics()
         self._loaded_normalization: dict[str, Any] | None = None  # of a model that was loaded without environment

@@ -27,7 +27,7 @@ from rltransformers.core.checkpoint import (
 )
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line
-from rltransformers.core.ranges import Count, check, check_settings, constructor_annotations, strict
+from rltransformers.core.ranges import Count, check, check_settings, constructor_annotations, shown, strict
 from rltransformers.core.spaces import space_from_json, space_to_json
 from rltransformers.envs.saving import restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy
@@ -72,6 +72,7 @@ class StoredAgent(BaseAlgorithm):
         policy_aliases: the policy of the agent, by the name that a user gives.
         per_environment: parts of a checkpoint whose tensors have a row for every environment.
         first_values: settings that only start a value which training then changes.
+        settled: settings that an agent is made with for good; ``load`` makes one with others.
         parts: names of ``get_parameters``, and where a checkpoint holds each.
     """
 
@@ -87,6 +88,7 @@ class StoredAgent(BaseAlgorithm):
         "running_returns",
     )
     first_values: ClassVar[tuple[str, ...]] = ()
+    settled: ClassVar[tuple[str, ...]] = ("acting", "updates", "scale_rewards")
     parts: ClassVar[dict[str, str]] = {"policy": "policy", "policy.optimizer": "optimizer"}
 
     @classmethod
@@ -270,7 +272,7 @@ class StoredAgent(BaseAlgorithm):
 
 
 def settings_of(agent: Any) -> dict[str, Any]:
-    """Constructor arguments as JSON values; refuses an agent whose constructor would not get them back."""
+    """Constructor arguments as JSON values; refuses an agent whose constructor would not get or take them back."""
     kind: Any = type(agent)
     names, base = kind.setting_names(), next(each for each in kind.__mro__ if "kind" in vars(each))
     if lost := [name for name in base.setting_names() if name not in names]:
@@ -283,7 +285,14 @@ def settings_of(agent: Any) -> dict[str, Any]:
             f"a {kind.__name__} cannot be saved: it does not keep the argument {absent[0]!r} of its "
             f"constructor; set self.{absent[0]}"
         )
-    return {name: _plain_setting(agent, name) for name in names if name != "tensorboard_log"}
+    for name, made in agent._settled.items():
+        if (now := getattr(agent, name)) != made:
+            raise ConfigError(
+                f"{name} was {shown(made)} when this {kind.__name__} was made, which is built for it, and is "
+                f"{shown(now)} now; set it back, and load a saved agent with it, {kind.__name__}.load(path, {name}=...)"
+            )
+    settings = {name: _plain_setting(agent, name) for name in names if name != "tensorboard_log"}
+    return check_settings(setting_hints(kind), settings)
 
 
 def _plain_setting(agent: Any, name: str) -> Any:
