@@ -53,6 +53,18 @@ def test_a_wrong_value_is_refused_before_learning_and_saving(kind: Kind, name: s
             use()
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [(GTrXLPPO, "batch_size", 2), (GTrXLVMPO, "batch_size", 9), (GTrXLSAC, "target_critics", 3)],
+)
+def test_values_that_do_not_fit_others_are_refused(kind: Kind, name: str, value: Any, tmp_path: Path) -> None:
+    model = agent(kind)
+    setattr(model, name, value)
+    for use in (lambda: model.learn(STEPS), lambda: model.save(tmp_path / "model")):
+        with pytest.raises(ConfigError, match=f"{name} "):
+            use()
+
+
 @pytest.mark.parametrize(("kind", "name", "value"), [(GTrXLPPO, "gamma", 0.5), (GTrXLSAC, "gradient_steps", -1)])
 def test_other_settings_hold_from_then_on(kind: Kind, name: str, value: Any, tmp_path: Path) -> None:
     model = agent(kind)

@@ -54,8 +54,11 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             *arguments, ent_coef=0.0, use_sde=False, sde_sample_freq=-1, _init_setup_model=False, **settings
         )
 
-    def _setup_model(self) -> None:
+    def check_together(self) -> None:
         check_batch_size(self.batch_size, self.n_steps)
+
+    def _setup_model(self) -> None:
+        self.check_together()
         rows = self._rows_per_batch()
         self.sharing.check(self.policy_kwargs.get("readout"), rows, self.all_envs % rows or rows)
         step = bytes_of(observation_layout(tree_space(self.observation_space))) + BYTES_BESIDE

@@ -102,6 +102,9 @@ class StoredAgent(BaseAlgorithm):
         chosen = next(iter(cls.policy_aliases)) if policy is None else policy
         return policy_settings(named_policy(chosen, cls.policy_aliases), settings, prefix)
 
+    def check_together(self) -> None:
+        """Raise ConfigError for settings that do not fit each other."""
+
     @classmethod
     def only_starts(cls, name: str, value: Any) -> bool:
         """Whether a setting is the first value of what training then changes, so that ``load`` cannot replace it."""
@@ -292,7 +295,9 @@ def settings_of(agent: Any) -> dict[str, Any]:
                 f"{shown(now)} now; set it back, and load a saved agent with it, {kind.__name__}.load(path, {name}=...)"
             )
     settings = {name: _plain_setting(agent, name) for name in names if name != "tensorboard_log"}
-    return check_settings(setting_hints(kind), settings)
+    checked = check_settings(setting_hints(kind), settings)
+    agent.check_together()
+    return checked
 
 
 def _plain_setting(agent: Any, name: str) -> Any:
