@@ -145,8 +145,8 @@ class FiniteVecEnv(VecEnvWrapper):
         self._checks_outcomes = not checked and not getattr(type(venv), "checks_outcomes", False)
         self._relays = not checked and isinstance(innermost(venv), SubprocVecEnv | AsyncVectorEnv)
         normalizer = unwrap_vec_normalize(venv)
-        inside = normalizer is not None and not guarded(normalizer.venv)
-        self.inside = _GuardInside(normalizer, self._when) if inside else nullcontext()  # type: ignore[arg-type]
+        self.inside = nullcontext() if normalizer is None else _GuardInside(normalizer, self._when)
+        self.last: dict[int, Any] = {}  # last observations of the episodes that ended in the newest step
 
     def reset(self) -> VecEnvObs:
         self._step = 0
@@ -171,12 +171,13 @@ class FiniteVecEnv(VecEnvWrapper):
         if self._leaves:
             self.check(observation, self._when)
         dones = np.asarray(dones, bool)
+        ended = [index for index in np.flatnonzero(dones).tolist() if "terminal_observation" in infos[index]]
+        self.last = {index: infos[index]["terminal_observation"] for index in ended}
         if self._leaves and np.count_nonzero(dones):
             if self._relays:
                 _refuse_faults(self.venv.reset_infos)
-            ended = [index for index in np.flatnonzero(dones).tolist() if "terminal_observation" in infos[index]]
             if ended:
-                rows = [self._values(infos[index]["terminal_observation"]) for index in ended]
+                rows = [self._values(each) for each in self.last.values()]
                 last = {path: [row.get(path) for row in rows] for path in self._leaves}
                 values.check_observations(
                     self._leaves, last, "terminal observation", lambda row: f"{ended[row]} {self._when()}"
@@ -219,13 +220,13 @@ class _GuardInside:
     """
 
     def __init__(self, normalizer: VecNormalize, when: When) -> None:
-        self._normalizer, self._guard = normalizer, FiniteVecEnv(normalizer.venv, when)
+        self._normalizer, self.guard = normalizer, FiniteVecEnv(normalizer.venv, when)
 
     def __enter__(self) -> None:
-        self._normalizer.venv = self._guard
+        self._normalizer.venv = self.guard
 
     def __exit__(self, *_: object) -> None:
-        self._normalizer.venv = self._guard.venv
+        self._normalizer.venv = self.guard.venv
 
 
 def _refuse_faults(infos: Any) -> None:
@@ -278,12 +279,16 @@ class Guard(FiniteVecEnv):
         return leaves
 
     def last_leaves(
-        self, dones: np.ndarray, infos: Sequence[Mapping[str, Any]], values_read_masks: bool = False
+        self, dones: np.ndarray, infos: Sequence[Mapping[str, Any]], values_read_masks: bool = False, raw: bool = False
     ) -> tuple[list[int], dict[str, np.ndarray]]:
-        """Environments whose episode a limit cut, leaves of their true last observations; DataError for lost masks."""
+        """Environments whose episode a limit cut, leaves of their true last observations; DataError for lost masks.
+
+        ``raw``: those of the newest step as ``VecNormalize`` was given them.
+        """
         cut = [index for index in np.flatnonzero(dones).tolist() if infos[index].get("TimeLimit.truncated", False)]
         cut = [index for index in cut if "terminal_observation" in infos[index]]
-        rows = [self._values(infos[index]["terminal_observation"]) for index in cut]
+        source = self.inside.guard if isinstance(self.inside, _GuardInside) else self
+        rows = [self._values(source.last[index] if raw else infos[index]["terminal_observation"]) for index in cut]
         leaves = {path: np.stack([np.asarray(row[path]) for row in rows]) for path in (rows[0] if rows else ())}
         if self._masks and cut:
             if self._beside:

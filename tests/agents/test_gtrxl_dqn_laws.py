@@ -1,6 +1,7 @@
 """The laws of Q-learning from replay: what a segment says is what acting said, episodes, limits, padding, rates."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,13 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 from torch import Tensor
 
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN, exploration_rates
 from rltransformers.backbone import PRESETS, Backbone
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.guard import FiniteVecEnv
 from rltransformers.data.replay import Draw, Window
 from rltransformers.policies.action_heads import ActionHead
 from tests.agents.replayed import EVERYTHING, N_STEP, SEGMENT, TINY, agent, collect, replay_of, strolls, train_on
@@ -158,13 +160,17 @@ def test_a_true_value_function_has_no_error_under_time_limits(truncates: bool, n
     assert loss < 1e-5 if truncates else loss > 0.5
 
 
-def test_a_cut_episode_is_valued_at_its_last_observation_with_the_memory_of_that_moment() -> None:
-    model = agent(strolls((9, 9, 9, 9)))
+CUTTING = partial(VecNormalize, clip_obs=0.01)  # nearly every number
+
+
+@pytest.mark.parametrize("wrap", [VecMonitor, CUTTING, lambda env: CUTTING(FiniteVecEnv(env))])
+def test_a_cut_episode_is_valued_at_its_last_observation_with_the_memory_of_that_moment(wrap: Any) -> None:
+    model = agent(wrap(strolls((9, 9, 9, 9))))
     collect(model, 9)
     replay = replay_of(model)
     window = replay.window(np.array([2]), np.array([0]), 10, torch.ones(1))
     assert window.counts[0].tolist() == [True] * 9 + [False]
-    last = model.env.buf_infos[2]["terminal_observation"]  # type: ignore[union-attr]
+    last = model.env.unwrapped.buf_infos[2]["terminal_observation"]  # type: ignore[union-attr]
     assert np.array_equal(window.observations[""][0, -1].numpy(), last)
     assert not bool(window.first[0, -1])
     assert torch.equal(window.previous_actions[""][:, -1], window.actions[""][:, -2])

@@ -121,13 +121,13 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
             buffer_actions, state = self._act(leaves, first)  # callbacks find both by the names of SB3
             actions = policy.environment_actions(buffer_actions)
             new_obs, rewards, dones, infos, counts, unscaled = self._step_environments(actions, state)
-            cut, last = self._guard.last_leaves(dones, infos, values_read_masks=True)
+            cut, last = self._guard.last_leaves(dones, infos, values_read_masks=True, raw=True)
             terminal = dones.copy()
             terminal[cut] = False
             earned = unscaled if normalizer is None else normalizer.get_original_reward()
             replay_buffer.add(raw, buffer_actions, earned, episode_starts, terminal, counts)
             if cut:
-                replay_buffer.add_last(cut, replay_data.raw_last(normalizer, last))
+                replay_buffer.add_last(cut, last)
             callback.update_locals(locals())
             going_on = bool(callback.on_step()) and going_on
             self._update_info_buffer(infos, dones)

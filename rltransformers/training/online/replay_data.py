@@ -104,13 +104,6 @@ def unpack_observation(packed: Any, normalizer: VecNormalize | None) -> dict[str
     return leaves
 
 
-def raw_last(normalizer: VecNormalize | None, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Last observations of episodes as ``VecNormalize`` was given them, but for what it clipped."""
-    if normalizer is None:
-        return dict(leaves)
-    return _by_key(normalizer.unnormalize_obs, leaves)
-
-
 def normalized(
     normalizer: VecNormalize | None, scale: RewardScale | None, window: Window, types: Mapping[str, torch.dtype]
 ) -> Window:
