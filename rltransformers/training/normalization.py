@@ -8,7 +8,6 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 import torch
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import (
     VecCheckNan,
@@ -16,7 +15,6 @@ from stable_baselines3.common.vec_env import (
     VecEnvWrapper,
     VecMonitor,
     VecNormalize,
-    sync_envs_normalization,
     unwrap_vec_normalize,
 )
 from torch import Tensor
@@ -28,7 +26,6 @@ from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.values import finite, numbers
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.policies.shipping import Scaling
-from rltransformers.training.interval_log import with_inner
 
 _KIND = "VecNormalize"
 _SETTINGS: dict[str, Any] = {
@@ -170,26 +167,6 @@ def check_normalizable(env: VecEnv) -> None:
                 f"VecNormalize makes fractions of {where}, whose space {leaf} has integers alone; {way_out}, or let "
                 "the environment observe float32"
             )
-
-
-def check_evaluation_env(callback: BaseCallback, env: VecEnv) -> None:
-    """Raise ConfigError for an ``EvalCallback`` whose environment cannot take on the statistics of ``env``."""
-    for each in with_inner([callback]):
-        if isinstance(each, EvalCallback):
-            try:
-                sync_envs_normalization(env, each.eval_env)
-            except (AssertionError, AttributeError) as error:
-                raise ConfigError(
-                    f"EvalCallback evaluates in {_wrappers(each.eval_env)}, training runs in {_wrappers(env)}, whose "
-                    "statistics go from wrapper to wrapper; make both in the same way, that of evaluation with "
-                    "VecNormalize(env, training=False, norm_reward=False)"
-                ) from error
-
-
-def _wrappers(env: VecEnv) -> str:
-    """Names of the vector environment and its wrappers, the outermost first."""
-    name = type(env).__name__
-    return f"{name}({_wrappers(env.venv)})" if isinstance(env, VecEnvWrapper) else name
 
 
 def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> dict[str, Any]:

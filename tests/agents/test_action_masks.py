@@ -13,8 +13,10 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
+from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
 from sb3_contrib.common.wrappers import ActionMasker
+from stable_baselines3.common.callbacks import EvalCallback, EveryNTimesteps
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -349,6 +351,21 @@ def test_action_masker_of_sb3_contrib_is_understood() -> None:
     model = on_policy(GTrXLPPO, make)
     assert model.policy.masks_beside
     model.learn(36)
+
+
+@pytest.mark.parametrize("kind", ["ppo", "dqn"])
+def test_an_evaluation_without_masks_is_refused_before_the_run(kind: str) -> None:
+    model: Any = on_policy(GTrXLPPO, locks()) if kind == "ppo" else q_learner(locks())
+    settings: dict[str, Any] = {"eval_freq": 4, "n_eval_episodes": 1, "verbose": 0, "warn": False}
+    evaluates = EvalCallback(DummyVecEnv([locks()]), **settings)
+    with pytest.raises(ConfigError, match="take MaskableEvalCallback of sb3-contrib"):
+        model.learn(36, callback=[EveryNTimesteps(9, evaluates)])
+    assert model.num_timesteps == 0
+    masked = MaskableEvalCallback(DummyVecEnv([locks()]), **settings)
+    model.learn(36, callback=[masked])
+    assert np.isfinite(masked.last_mean_reward)
+    observed = on_policy(GTrXLPPO, locks("observation"))
+    observed.learn(36, callback=EvalCallback(DummyVecEnv([locks("observation")]), **settings))
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ from rltransformers.training.actor import Actor
 from rltransformers.training.interval_log import check_callback
 from rltransformers.training.normalization import CLIP, EPSILON, RewardScale
 from rltransformers.training.online.carry import Carry, RolloutCounts
+from rltransformers.training.online.eval_callbacks import check_eval_callbacks
 from rltransformers.training.online.online_checkpoint import UnwrittenMetrics
 from rltransformers.training.online.stored_agent import StoredAgent, settings_of
 from rltransformers.training.online.tensor_rollouts import tensor_environments
@@ -288,8 +289,7 @@ class OnlineAgent(StoredAgent):
                 raise
             raise named_fault(self.env, error, "in step 0") from error
         self._guard.check(self._last_obs, lambda: "in step 0")
-        if self._vec_normalize_env is not None:
-            normalization.check_evaluation_env(result[1], cast(VecEnv, self.env))
+        check_eval_callbacks(result[1], cast(VecEnv, self.env), self.policy)
         if not reset_num_timesteps and self.num_timesteps and self.sharing.is_leader:
             values = {name: getattr(self, name) for name in self.scheduled}
             warn_of_jumps(values, before, 1.0 - self.num_timesteps / self._total_timesteps)
