@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Collection, Iterable
 from types import ModuleType
 
-from rltransformers.core.synonyms import ways_to
+from rltransformers.core.synonyms import WITHOUT_EQUIVALENT, ways_to
 
 
 class ConfigError(ValueError):
@@ -51,7 +51,12 @@ def error_line(error: BaseException) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """A sentence with the known names that are meant by a word of other programs, else the closest, else all."""
+    """A sentence with the known names that are meant by a word of other programs, else the closest, else all.
+
+    Of a word for what there is not, what to do instead.
+    """
+    if (instead := WITHOUT_EQUIVALENT.get(str(name))) is not None:
+        return instead
     names = sorted(str(known_name) for known_name in known)
     lower = {each.lower(): each for each in names}
     close = [repr(lower[match]) for match in difflib.get_close_matches(str(name).lower(), lower, n=2, cutoff=0.6)]

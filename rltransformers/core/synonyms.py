@@ -119,6 +119,23 @@ _VALUES = {"stochastic": "gaussian", "stochastic_policy": "gaussian", "gmm": "mi
 """Words of others that are one value of what we call so."""
 
 
+_GSDE = "there is no exploration that depends on the state (gSDE); leave it out, ent_coef makes an agent explore more"
+_REPLAY = "a replay always keeps segments; leave it out, its settings are buffer_size and segment_length"
+_ROLLOUT = "a rollout always keeps segments; leave it out, their length is n_steps"
+WITHOUT_EQUIVALENT = {
+    "use_sde": _GSDE,
+    "use_sde_at_warmup": _GSDE,
+    "sde_sample_freq": _GSDE,
+    "action_noise": "no noise is added to actions, which the policy samples itself; leave it out",
+    "optimize_memory_usage": "leave it out: a replay stores every observation once",
+    "replay_buffer_class": _REPLAY,
+    "replay_buffer_kwargs": _REPLAY,
+    "rollout_buffer_class": _ROLLOUT,
+    "rollout_buffer_kwargs": _ROLLOUT,
+}
+"""Words of others for what we do not have, and what to do instead."""
+
+
 SYNONYMS: dict[str, tuple[str, ...]] = {}  # a word of others → what we call it
 for _ours, _theirs in _WORDS.items():
     for _word in _theirs.split():

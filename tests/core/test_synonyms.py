@@ -1,11 +1,13 @@
 """Words of other programs lead to ours."""
 
+import inspect
 from functools import partial
 from typing import Any
 
 import pytest
+import stable_baselines3
 
-from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLSAC
+from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC
 from rltransformers.backbone import Backbone
 from rltransformers.cli.main import build_parser
 from rltransformers.cli.settings import all_settings, catalogue
@@ -58,3 +60,11 @@ def test_constructors_say_what_a_word_of_others_is_called_here(make: Any, keywor
     with pytest.raises((ConfigError, TypeError)) as refusal:
         make(**keywords)
     assert f"did you mean {way}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("agent", [GTrXLPPO, GTrXLDQN, GTrXLSAC])
+def test_arguments_of_stable_baselines3_without_an_equivalent_say_so(agent: Any) -> None:
+    theirs = inspect.signature(getattr(stable_baselines3, agent.__name__.removeprefix("GTrXL"))).parameters
+    for name in [name for name in theirs if name not in inspect.signature(agent).parameters]:
+        with pytest.raises(TypeError, match=rf"no argument '{name}'; .*(leave it out|did you mean '(n_step|tau|expl))"):
+            agent(next(iter(agent.policy_aliases)), "CartPole-v1", **{name: None})
