@@ -34,6 +34,11 @@ FORMAT_VERSION = 2
 _HEADER = "header.json"
 _TENSORS = "tensors.pt"
 LONGEST_REASON = 400
+_READERS = {
+    "SegmentReplay": "load_replay_buffer of an agent",
+    "VecNormalize": "training.normalization.load_normalization",
+}
+"""What reads a checkpoint of a kind that is no class with ``load``."""
 _STORAGES = {  # bytes of a number, of types without a storage of their own too: torch keeps these as bytes
     "DoubleStorage": 8, "FloatStorage": 4, "HalfStorage": 2, "BFloat16Storage": 2, "LongStorage": 8, "IntStorage": 4,
     "ShortStorage": 2, "CharStorage": 1, "ByteStorage": 1, "BoolStorage": 1, "ComplexDoubleStorage": 16,
@@ -150,7 +155,8 @@ def load_checkpoint(path: File, kind: str | None = None, map_location: str | tor
     header, payload = _read(path)
     name, own = file_name(path), str(header["kind"])
     if kind is not None and own != kind:
-        raise CheckpointError(f"{name} is a {own} checkpoint; load it with {own}.load, not {kind}.load")
+        ours, theirs = (_READERS.get(each, f"{each}.load") for each in (own, kind))
+        raise CheckpointError(f"{name} is a {own} checkpoint; load it with {ours}, not {theirs}")
     require_extensions(header.get("mechanisms", []), name)
     try:
         _check_sizes(payload)

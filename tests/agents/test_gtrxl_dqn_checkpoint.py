@@ -281,8 +281,13 @@ def test_settings_come_back(tmp_path: Path) -> None:
         assert settings_of(loaded)[name] == value
     agent(exploration="ladder").save(tmp_path / "ladder")
     assert GTrXLDQN.load(tmp_path / "ladder", env=strolls()).exploration == "ladder"
-    with pytest.raises(CheckpointError, match="load it with GTrXLDQN"):
+    with pytest.raises(CheckpointError, match=r"load it with GTrXLDQN\.load, not GTrXLPPO\.load"):
         GTrXLPPO.load(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=r"load it with GTrXLDQN\.load, not load_replay_buffer of an agent"):
+        loaded.load_replay_buffer(tmp_path / "model")
+    loaded.save_replay_buffer(tmp_path / "replay")
+    with pytest.raises(CheckpointError, match=r"load it with load_replay_buffer of an agent, not GTrXLDQN\.load"):
+        GTrXLDQN.load(tmp_path / "replay")
 
 
 @pytest.mark.parametrize(
