@@ -111,16 +111,27 @@ def add_masks(leaves: dict[str, np.ndarray], masks: Any, action_space: Space, ta
     leaves[ACTION_MASK] = masks_of_step(leaves, masks, action_space)
 
 
-def check_masks(masks: np.ndarray, action_space: Space, place: Place = str, what: str = "environment") -> None:
-    """Raise DataError unless every mask of [E, M] allows something in every component; ``what`` a row is."""
+STUCK = "an environment in which nothing can be done has to end the episode, or allow an action that does nothing"
+STUCK_AT_LIMIT = (
+    "a limit cut its episode, which is then valued by what could be done next; where that is nothing, the environment "
+    "has to return terminated=True, or allow an action that does nothing"
+)
+
+
+def check_masks(
+    masks: np.ndarray, action_space: Space, place: Place = str, what: str = "environment", way_out: str = STUCK
+) -> None:
+    """Raise DataError with ``way_out`` unless every mask of [E, M] allows something in every component.
+
+    ``what``: what a row is.
+    """
     begin = 0
     for component, size in enumerate(sizes := choices_of(action_space)):
         allowed = masks[:, begin : begin + size].any(1)
         if not allowed.all():
             of = f" in component {component} of {len(sizes)}" if len(sizes) > 1 else ""
             raise DataError(
-                f"the action mask of {what} {place(int(np.argmin(allowed)))} allows no action{of}; an environment "
-                "in which nothing can be done has to end the episode, or allow an action that does nothing"
+                f"the action mask of {what} {place(int(np.argmin(allowed)))} allows no action{of}; {way_out}"
             )
         begin += size
 

@@ -29,7 +29,15 @@ from stable_baselines3.common.vec_env import (
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from rltransformers.core import values
-from rltransformers.core.action_masks import ACTION_MASK, LAST_MASK, MASK_METHOD, check_masks, choices_of, fit_masks
+from rltransformers.core.action_masks import (
+    ACTION_MASK,
+    LAST_MASK,
+    MASK_METHOD,
+    STUCK_AT_LIMIT,
+    check_masks,
+    choices_of,
+    fit_masks,
+)
 from rltransformers.core.checked_env import ENVIRONMENT_ERRORS, FAULT, CheckedEnv, with_way_out
 from rltransformers.core.errors import DataError, one_line
 from rltransformers.core.spaces import is_nested, leaf_values
@@ -295,7 +303,8 @@ class Guard(FiniteVecEnv):
                 masks = [infos[index].get(LAST_MASK) for index in cut]
                 leaves[ACTION_MASK] = self._last_masks(masks, cut, values_read_masks)
             if values_read_masks:
-                check_masks(np.asarray(leaves[ACTION_MASK]), self.action_space, lambda row: self._place(cut[row]))
+                seen = np.asarray(leaves[ACTION_MASK])
+                check_masks(seen, self.action_space, lambda row: self._place(cut[row]), way_out=STUCK_AT_LIMIT)
         return cut, leaves
 
     def _last_masks(self, masks: list[Any], cut: list[int], needed: bool) -> np.ndarray:

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rltransformers.core.action_masks import ACTION_MASK, check_masks, choices_of
+from rltransformers.core.action_masks import ACTION_MASK, STUCK_AT_LIMIT, check_masks, choices_of
 from rltransformers.core.errors import DataError
 from rltransformers.core.spaces import Space
 from rltransformers.core.values import check_observations, check_outcome, read_leaves
@@ -104,7 +104,8 @@ class TensorChecks:
         of_ended = {path: leaf[ended] for path, leaf in last.items()}
         check_observations(self._leaves, of_ended, "terminal observation", lambda row: place(int(ended[row])))
         if self._last_masks:
-            check_masks(last[ACTION_MASK][cut], space, lambda row: place(int(cut[row])))
+            masks = last[ACTION_MASK][cut]
+            check_masks(masks, space, lambda row: place(int(cut[row])), way_out=STUCK_AT_LIMIT)
 
 
 def fits_of(space: Space, device: torch.device) -> Fits:

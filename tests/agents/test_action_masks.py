@@ -161,6 +161,14 @@ def test_a_mask_that_allows_nothing_names_the_environment(kind: str, source: str
         model.learn(40)
 
 
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_last_mask_that_allows_nothing_is_refused_with_another_end(source: str) -> None:
+    model = q_learner(locks(source, truncates=True, nothing_at=5))
+    with pytest.raises(DataError, match=r"at step 5 of this run allows no action; .* return terminated=True"):
+        model.learn(40)
+    q_learner(locks(source, nothing_at=5)).learn(40)
+
+
 @pytest.mark.parametrize("found", [np.ones(3, bool), lambda: 1 / 0])
 def test_masks_that_cannot_be_asked_for_are_a_fault_of_the_environment(found: Any) -> None:
     env = Locks()
