@@ -162,7 +162,7 @@ def setting_features(config: BackboneConfig) -> dict[Feature, Origin]:
     settings = (
         (Feature.NO_MEMORY, config.memory == 0, "memory 0", "set memory to at least 1"),
         (Feature.STEP_TOKENS, config.tokens_per_step > 1, f"tokens_per_step {config.tokens_per_step}",
-         "set tokens_per_step to 1"),
+         "set tokens_per_step to 1 (a Decision Transformer has 2 or 3)"),
         (Feature.SHARED_KEYS, (kv_heads or config.heads) < config.heads, f"kv_heads {kv_heads}", "leave kv_heads out"),
         (Feature.CHUNKS, config.ff_chunks > 1, f"ff_chunks {config.ff_chunks}", "set ff_chunks to 1"),
         (Feature.RECOMPUTED, config.checkpoint, "checkpoint true", "set checkpoint to False"),

@@ -110,7 +110,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "learned spans normalize them again; leave sink_logit out or set span to 'full'",
     ),
     ({"memory_kind": COMPRESSIVE, "pattern": BAND}, "itself decides which tokens are visible; set pattern to 'full'"),
-    ({"memory_kind": COMPRESSIVE, "tokens_per_step": 2}, "cut through a step; set tokens_per_step to 1"),
+    (
+        {"memory_kind": COMPRESSIVE, "tokens_per_step": 2},
+        r"set tokens_per_step to 1 \(a Decision Transformer has 2 or 3\) or memory_kind to 'transformer_xl'",
+    ),
     (
         {"residual": "reversible", "prior": "realformer"},
         "what passes from layer to layer beside the streams is not rebuilt",
