@@ -137,10 +137,11 @@ class Trajectories:
     def target_returns(self, discount: float = 1.0) -> list[float]:
         """Returns worth asking for: what half of the episodes reach, what one in ten reaches, and the best.
 
-        To four digits, without repetitions; ``discount`` is that of the Decision Transformer that is asked.
+        Each is that of an episode, to four digits and without repetitions; ``discount`` is that of the Decision
+        Transformer that is asked.
         """
         returns = self.returns if discount == 1.0 else self.return_to_go(discount)[self.offsets[:-1]]
-        quantiles = np.quantile(returns, [0.5, 0.9, 1.0])
+        quantiles = np.quantile(returns, [0.5, 0.9, 1.0], method="nearest")
         return list(dict.fromkeys(float(f"{value:.4g}") for value in quantiles))
 
     def return_to_go(self, discount: float = 1.0) -> npt.NDArray[np.float32]:
