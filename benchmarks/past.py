@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,10 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        assert self.process.stdin is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait(timeout=60)
+        self.process.stdout.close()
 
 
 def main(acting: str) -> None:
@@ -72,10 +74,8 @@ def main(acting: str) -> None:
     import numpy as np
     import torch
 
-    from rltransformers.policies import memory_policy
     from rltransformers.policies.actor_critic import GTrXLPolicy
 
-    with_reward: Any = vars(memory_policy)["with_reward"]  # which earlier commits define there
     torch.set_num_threads(1)
     backbone = {"width": 64, "layers": 2, "heads": 4, "memory": 64, "ff_width": 64}
     observations = gym.spaces.Box(-1.0, 1.0, (8,), np.float32)
@@ -95,7 +95,7 @@ def main(acting: str) -> None:
             *_, state = policy.step(leaves, state, first, noise, overwrites=True)
         else:
             *_, state = policy.step(leaves, state, first, generator=generator)
-        return with_reward(state, rewards)
+        return replace(state, previous_reward=rewards)
 
     for _ in range(150):
         state = step(state)

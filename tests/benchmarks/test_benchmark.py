@@ -2,13 +2,14 @@
 
 import csv
 import math
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks import catalogue, harness, laws, offline
+from benchmarks import catalogue, harness, laws, offline, online, past
 from benchmarks.harness import Pair, absolute, interleave, meets
 from rltransformers.core.errors import ConfigError
 from rltransformers.laws.costs import cost
@@ -20,6 +21,16 @@ def test_ratios_are_of_neighboring_runs_and_their_median_decides() -> None:
     assert (row.ours, row.peer) == (2000.0, 3000.0)
     assert (row.ratio, row.low, row.high, row.repetitions) == (2.5, 0.5, 3.0, 3)
     assert row.met
+
+
+def test_the_code_of_an_earlier_commit_takes_steps() -> None:
+    known = subprocess.run(["git", "cat-file", "-e", online.BEFORE_RINGS], cwd=past.ROOT, capture_output=True)
+    if known.returncode:
+        pytest.skip("the history of this checkout does not reach back that far")
+    with past.checkout(online.BEFORE_RINGS) as folder:
+        worker = past.Worker(folder, "eager")
+        assert worker.seconds() > 0
+        worker.close()
 
 
 @pytest.mark.parametrize(
