@@ -102,7 +102,7 @@ def test_the_episodes_near_a_target_are_counted() -> None:
     returns = iter([0, 0, 50, 95, 94, 100] * 10)
     data = plant(rewards=lambda episode: np.array([next(returns), 0, 0, 0], np.float32))
     near = {each["return"]: each["episodes"] for each in data.summary()["near_targets"]}
-    assert near == {72.0: 0, 100.0: 20}  # 95 and 100
+    assert near == {94.0: 20, 100.0: 20}  # 94 and 95; 95 and 100
 
 
 def test_ranges_of_returns_that_no_episode_is_near_are_named() -> None:
