@@ -86,7 +86,6 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     kind = "GTrXLVMPO"
     per_environment = (*OnPolicyMemoryAgent.per_environment, "own_memory")
     scheduled = ("learning_rate",)
-    first_values = ("eta_init", "alpha_init")
     parts = OnPolicyMemoryAgent.parts | {name: name for name in ("target", "multipliers", "multiplier_optimizer")}
 
     @strict
@@ -265,6 +264,10 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         for kind, values in divergences.items():
             record(f"train/kl_{kind}", float(values.mean()))
         record("train/kl", float(torch.stack(list(divergences.values())).sum(0).mean()))
+
+    @classmethod
+    def only_starts(cls, name: str, value: Any) -> bool:
+        return name in ("eta_init", "alpha_init")
 
     def _own_tensors(self) -> dict[str, Any]:
         memory = None if self._lost_steps else self.carry.own_memory  # which is that of the last update

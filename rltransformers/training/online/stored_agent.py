@@ -71,7 +71,6 @@ class StoredAgent(BaseAlgorithm):
         scheduled: constructor arguments that may be a schedule.
         policy_aliases: the policy of the agent, by the name that a user gives.
         per_environment: parts of a checkpoint whose tensors have a row for every environment.
-        first_values: settings that only start a value which training then changes.
         settled: settings that an agent is made with for good; ``load`` makes one with others.
         parts: names of ``get_parameters``, and where a checkpoint holds each.
     """
@@ -87,7 +86,6 @@ class StoredAgent(BaseAlgorithm):
         "last_episode_starts",
         "running_returns",
     )
-    first_values: ClassVar[tuple[str, ...]] = ()
     settled: ClassVar[tuple[str, ...]] = ("acting", "updates", "scale_rewards")
     parts: ClassVar[dict[str, str]] = {"policy": "policy", "policy.optimizer": "optimizer"}
 
@@ -108,7 +106,7 @@ class StoredAgent(BaseAlgorithm):
     @classmethod
     def only_starts(cls, name: str, value: Any) -> bool:
         """Whether a setting is the first value of what training then changes, so that ``load`` cannot replace it."""
-        return name in cls.first_values
+        return False
 
     def _own_tensors(self) -> dict[str, Any]:
         """Tensors for a checkpoint, beside those of every online agent."""
