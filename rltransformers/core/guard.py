@@ -154,7 +154,7 @@ class FiniteVecEnv(VecEnvWrapper):
         self._relays = not checked and isinstance(innermost(venv), SubprocVecEnv | AsyncVectorEnv)
         normalizer = unwrap_vec_normalize(venv)
         self.inside = nullcontext() if normalizer is None else _GuardInside(normalizer, self._when)
-        self.last: dict[int, Any] = {}  # last observations of the episodes that ended in the newest step
+        self.last: dict[int, Any] = {}  # last observations of the newest step with an end
 
     def reset(self) -> VecEnvObs:
         self._step = 0
@@ -179,12 +179,12 @@ class FiniteVecEnv(VecEnvWrapper):
         if self._leaves:
             self.check(observation, self._when)
         dones = np.asarray(dones, bool)
-        ended = [index for index in np.flatnonzero(dones).tolist() if "terminal_observation" in infos[index]]
-        self.last = {index: infos[index]["terminal_observation"] for index in ended}
-        if self._leaves and np.count_nonzero(dones):
+        if np.count_nonzero(dones):
             if self._relays:
                 _refuse_faults(self.venv.reset_infos)
-            if ended:
+            ended = [index for index in np.flatnonzero(dones).tolist() if "terminal_observation" in infos[index]]
+            self.last = {index: infos[index]["terminal_observation"] for index in ended}
+            if self._leaves and ended:
                 rows = [self._values(each) for each in self.last.values()]
                 last = {path: [row.get(path) for row in rows] for path in self._leaves}
                 values.check_observations(
