@@ -35,12 +35,11 @@ def print_results(results: Sequence[Any]) -> None:
 
 def print_validation(result: Any) -> None:
     """A table with a row for every component of the action."""
-    labels = {name: f"{name.replace('_', ' ')} " for name in result.calibration}
-    width = max(18, *map(len, labels.values())) if labels else 18
+    width = max([18, *(len(name) + 1 for name in result.calibration)])
     print(f"held-out episodes {result.episodes} ({result.steps:,} steps)")
     print(f"{'action loss':<{width}}{result.action_loss:.4f}")
     for name, value in result.calibration.items():
-        print(f"{labels[name]:<{width}}{value:.3f}")
+        print(f"{name.replace('_', ' '):<{width}}{value:.3f}")
     width = max(len(f"{error.measure} of {error.component}") for error in result.errors)
     others = {"mean action" if error.measure == "rmse" else "most frequent" for error in result.errors}
     mean = "mean / most frequent" if len(others) > 1 else others.pop()

@@ -36,7 +36,7 @@ _TENSORS = "tensors.pt"
 LONGEST_REASON = 400
 _READERS = {
     "SegmentReplay": "load_replay_buffer of an agent",
-    "VecNormalize": "training.normalization.load_normalization",
+    "VecNormalize": "rltransformers.training.normalization.load_normalization",
 }
 """What reads a checkpoint of a kind that is no class with ``load``."""
 _STORAGES = {  # bytes of a number, of types without a storage of their own too: torch keeps these as bytes

@@ -32,14 +32,18 @@ WRONG: list[tuple[Kind, str, Any]] = [
 ]
 
 
+def refuses(model: Any, message: str, folder: Path) -> None:
+    for use in (lambda: model.learn(STEPS), lambda: model.save(folder / "model")):
+        with pytest.raises(ConfigError, match=message):
+            use()
+
+
 @pytest.mark.parametrize(("kind", "name", "value"), SETTLED)
 def test_what_an_agent_is_built_for_cannot_be_set_later(kind: Kind, name: str, value: Any, tmp_path: Path) -> None:
     model = agent(kind)
     before = getattr(model, name)
     setattr(model, name, value)
-    for use in (lambda: model.learn(STEPS), lambda: model.save(tmp_path / "model")):
-        with pytest.raises(ConfigError, match=rf"{name} was .* when this {kind.__name__} was made, .* set it back"):
-            use()
+    refuses(model, rf"{name} was .* when this {kind.__name__} was made, .* set it back", tmp_path)
     setattr(model, name, before)
     model.learn(STEPS).save(tmp_path / "model")
 
@@ -48,9 +52,7 @@ def test_what_an_agent_is_built_for_cannot_be_set_later(kind: Kind, name: str, v
 def test_a_wrong_value_is_refused_before_learning_and_saving(kind: Kind, name: str, value: Any, tmp_path: Path) -> None:
     model = agent(kind)
     setattr(model, name, value)
-    for use in (lambda: model.learn(STEPS), lambda: model.save(tmp_path / "model")):
-        with pytest.raises(ConfigError, match=f"{name} must be"):
-            use()
+    refuses(model, f"{name} must be", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +62,7 @@ def test_a_wrong_value_is_refused_before_learning_and_saving(kind: Kind, name: s
 def test_values_that_do_not_fit_others_are_refused(kind: Kind, name: str, value: Any, tmp_path: Path) -> None:
     model = agent(kind)
     setattr(model, name, value)
-    for use in (lambda: model.learn(STEPS), lambda: model.save(tmp_path / "model")):
-        with pytest.raises(ConfigError, match=f"{name} "):
-            use()
+    refuses(model, f"{name} ", tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), [(GTrXLPPO, "gamma", 0.5), (GTrXLSAC, "gradient_steps", -1)])
