@@ -138,12 +138,12 @@ def _same_leaf(leaf: Space, stored: Space) -> bool:
     return leaf == stored
 
 
-def check_time_limit(lengths: Array, time_limit: int | None, name: str, first: int = 0) -> None:
-    """Raise DataError for episodes [E] of more than ``time_limit`` steps; ``first`` is the number of the first one."""
+def check_time_limit(lengths: Array, time_limit: int | None, name: str) -> None:
+    """Raise DataError for episodes [E] of more than ``time_limit`` steps."""
     if time_limit is not None and (longer := np.flatnonzero(lengths > time_limit)).size:
         e = int(longer[0])
         raise DataError(
-            f"{name}: episode {first + e} has {int(lengths[e]):,} steps, more than time_limit={time_limit:,}, the step "
+            f"{name}: episode {e} has {int(lengths[e]):,} steps, more than time_limit={time_limit:,}, the step "
             "limit of the environment; correct the limit, or where resets are not marked, the ends of episodes"
         )
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rltransformers.core.errors import DataError
 from rltransformers.core.spaces import Space, first_leaf, leaf_values, map_leaves
 from rltransformers.core.values import Bools, flags, numbers
-from rltransformers.data.checks import check_time_limit, jumps, leaf_name, naming
+from rltransformers.data.checks import jumps, leaf_name, naming
 from rltransformers.data.hdf5 import lazy_tree, opened_hdf5
 from rltransformers.data.keys import IGNORED, key_names, pick_leaves
 from rltransformers.data.spaces import Joined, Options, choose_spaces, chunks, lazy_numbers
@@ -216,35 +216,34 @@ def trajectories_from_d4rl(
             f"what arrays of other names hold"
         )
     given = {ours: arrays[theirs] for ours, theirs in names.items()}
-    counted = _array(given.get("rewards", first_leaf(given["actions"])), f"{name}: {names.get('rewards', 'actions')}")
+    rewards = _array(given["rewards"], f"{name}: {names['rewards']}") if "rewards" in given else None
+    counted = _array(first_leaf(given["actions"]), f"{name}: actions") if rewards is None else rewards
     rows, *axes = counted.shape
-    if "rewards" in given and math.prod(axes) != 1:
+    if rewards is not None and math.prod(axes) != 1:
         raise DataError(
-            f"{name}: rewards have shape {counted.shape}, one number per step is needed; of episodes of equal length "
+            f"{name}: rewards have shape {rewards.shape}, one number per step is needed; of episodes of equal length "
             f"pass [{{key: rows[e] for key, rows in data.items()}} for e in range({rows})]"
         )
     if rows == 0:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
-    if "terminations" not in given:
-        if time_limit is None and not options.split_on_discontinuity:
-            observed = first_leaf(given["observations"])
-            if hasattr(observed, "__len__") and len(observed) == rows + 1:
-                raise DataError(f"{name}: observations have a row more than actions, as of an episode; pass [episode]")
-            raise DataError(
-                f"{name}: the key 'terminals' is missing, present are {sorted(map(str, arrays))}; pass "
-                f"time_limit=<steps of an episode> to cut the {rows:,} rows, or time_limit={rows} where they are one"
-            )
-        given["terminations"] = np.zeros(rows, bool)
-    names = {key: key for key in given} | names
+    if "terminations" not in given and time_limit is None and not options.split_on_discontinuity:
+        observed = first_leaf(given["observations"])
+        if hasattr(observed, "__len__") and len(observed) == rows + 1:
+            raise DataError(f"{name}: observations have a row more than actions, as of an episode; pass [episode]")
+        raise DataError(
+            f"{name}: the key 'terminals' is missing, present are {sorted(map(str, arrays))}; pass "
+            f"time_limit=<steps of an episode> to cut the {rows:,} rows, or time_limit={rows} where they are one"
+        )
     seen = {**given, "observations": _with_following(given)}
     observation_space, action_space, guesses = choose_spaces(options, seen.__getitem__, name)
-    rewards = _array(given["rewards"], f"{name}: {names['rewards']}") if "rewards" in given else None
 
     def check_rows(key: str, values: Any) -> None:
         if len(values) != rows:
             raise DataError(f"{name}: {key} has {len(values)} rows, rewards have {rows}; the file is incomplete")
 
     def marks(key: str) -> Bools:
+        if key not in given:
+            return np.zeros(rows, bool)
         values = _array(given[key], where := f"{name}: {names[key]}")
         with naming(where):
             values = column(flags(values))
@@ -259,11 +258,10 @@ def trajectories_from_d4rl(
             check_rows(f"{key} {path}".strip(), leaf)
         return arrays
 
-    terminals = marks("terminations")
-    timeouts = marks("truncations") if "truncations" in given else None
+    terminations, truncations = marks("terminations"), marks("truncations")
+    ends, limits_are_marked = terminations | truncations, "truncations" in given or starts is not None
     observations, actions = leaves("observations", observation_space), leaves("actions", action_space)
     following = leaves("next_observations", observation_space) if "next_observations" in given else None
-    ends = terminals if timeouts is None else terminals | timeouts
     if starts is not None:
         ends = _ends_before(starts, ends, name)
     resets = np.zeros(rows, bool) if following is None else _discontinuities(observations, following)
@@ -271,16 +269,15 @@ def trajectories_from_d4rl(
         if following is None:
             raise DataError(f"{name}: split_on_discontinuity compares 'next_observations', which the data lack")
         ends = ends | resets
-    if timeouts is None and starts is None and time_limit is not None:
+    if not limits_are_marked and time_limit is not None:
         ends = _cut_at(ends, time_limit)
     inside = np.flatnonzero(resets & ~ends)
-    unmarked = (
-        f", or split_on_discontinuity=True: {inside.size:,} next_observations are not followed" if inside.size else ""
-    )
-    if timeouts is None and starts is None and time_limit is None and not ends[-1]:
+    if not limits_are_marked and time_limit is None and not ends[-1]:
+        split = f", or split_on_discontinuity=True: {inside.size:,} next_observations are not followed"
         warnings.warn(
             f"{name}: there are no 'timeouts', so episodes end only at 'terminals' and the last one is unfinished; "
-            f"pass time_limit=<the environment's step limit> if episodes were also cut by time{unmarked}",
+            f"pass time_limit=<the environment's step limit> if episodes were also cut by time"
+            f"{split if inside.size else ''}",
             stacklevel=2,
         )
     elif inside.size:
@@ -290,13 +287,10 @@ def trajectories_from_d4rl(
             "marks; as it is, observations count and next_observations do not",
             stacklevel=2,
         )
-    bounds = np.concatenate([[0], np.flatnonzero(ends) + 1, [] if ends[-1] else [rows]]).astype(np.int64)
-    check_time_limit(np.diff(bounds), time_limit, name)
-    writer = TrajectoryWriter(np.diff(bounds), observation_space, action_space, name=name, allocate=options.allocate)
-    last = bounds[1:] - 1
-    terminated = terminals[last] & (np.diff(bounds) != time_limit)
-    truncated = ~terminated if timeouts is None else ~terminated | timeouts[last]
-    writer.fill(observations, actions, rewards, terminated, truncated, following)
+    ends[-1] = True
+    bounds = np.append(0, np.flatnonzero(ends) + 1)
+    writer = TrajectoryWriter(np.diff(bounds), observation_space, action_space, name, options)
+    writer.fill(observations, actions, rewards, terminations, truncations, following)
     return writer.finish({"format": source, "guessed": options.guessed}, guesses=guesses)
 
 

@@ -24,7 +24,7 @@ def trajectories_from_episodes(
 ) -> Trajectories:
     """Read episode dicts, or objects with such attributes; keys as in ``load_trajectories``.
 
-    An end without a flag counts as truncated. Arrays of files are read an episode at a time.
+    Arrays of files are read an episode at a time.
     """
     name, leaves = options.name or name, options.observation_leaves
     listed = [_arrays(pick_leaves(_as_dict(episode), leaves), index, name) for index, episode in enumerate(episodes)]
@@ -36,20 +36,21 @@ def trajectories_from_episodes(
     lengths = [len(episode.get("rewards", first_leaf(episode["actions"]))) for episode in listed]
     if 0 in lengths:
         raise DataError(f"{name}: episode {lengths.index(0)} is empty; drop episodes without steps")
-    *spaces, guesses = choose_spaces(options, lambda key: _stack(listed, key, name), name)
-    writer = TrajectoryWriter(lengths, *spaces, name=name, allocate=options.allocate)
+    observation_space, action_space, guesses = choose_spaces(options, lambda key: _stack(listed, key, name), name)
+    writer = TrajectoryWriter(lengths, observation_space, action_space, name, options)
     for index, episode in enumerate(listed):
         observations = episode["observations"]
         if "next_observations" in episode:
             where = f"{name}: next_observations of episode {index}"
-            observations = _append_last(spaces[0], observations, episode["next_observations"], lengths[index], where)
+            observations = _append_last(
+                observation_space, observations, episode["next_observations"], lengths[index], where
+            )
         writer.add(
             observations,
             episode["actions"],
             episode.get("rewards"),
             episode.get("terminations", False),
             episode.get("truncations", False),
-            time_limit=options.time_limit,
         )
     return writer.finish({"format": source, "guessed": options.guessed}, guesses=guesses)
 

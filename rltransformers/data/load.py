@@ -39,7 +39,7 @@ from rltransformers.data.tables import (
     trajectories_from_dataset,
 )
 from rltransformers.data.trajectories import Trajectories
-from rltransformers.data.writer import fit_leaf
+from rltransformers.data.writer import fit_leaf, mark_ends
 
 HDF5 = (".hdf5", ".h5", ".hdf")
 CSV = (".csv", ".csv.gz", ".tsv")
@@ -92,9 +92,8 @@ def _read_trajectories(data: Trajectories | str, options: Options) -> Trajectori
         data = replace(data, name=options.name, verify=False)
     if options.time_limit is not None:
         check_time_limit(data.lengths, options.time_limit, data.name)
-        ends = data.offsets[1:][data.lengths == options.time_limit] - 1
         terminations, truncations = np.array(data.terminations), np.array(data.truncations)
-        terminations[ends], truncations[ends] = False, True
+        mark_ends(terminations, truncations, data.offsets, options.time_limit)
         data = replace(data, terminations=terminations, truncations=truncations, verify=False)
     if options.observation_leaves is not None:
         space = prune_space(data.observation_space, options.observation_leaves)

@@ -90,7 +90,7 @@ def read_minari(dataset: Any, options: Options) -> Trajectories:
     spaces = options.observation_space or read_space, options.action_space or dataset.action_space
     check_layout_of(spaces[0], read_space, "observation", name)
     check_layout_of(spaces[1], dataset.action_space, "action", name)
-    writer = TrajectoryWriter(lengths, *spaces, name=name, allocate=options.allocate)
+    writer = TrajectoryWriter(lengths, *spaces, name, options)
     for index, length, episode in zip(indices, lengths, _episodes(dataset, batches, name), strict=True):
         if len(episode.rewards) != length:
             raise DataError(
@@ -103,7 +103,6 @@ def read_minari(dataset: Any, options: Options) -> Trajectories:
             episode.rewards,
             episode.terminations,
             episode.truncations,
-            time_limit=options.time_limit,
         )
     if sum(lengths) != total_steps:
         raise DataError(f"{name}: episodes hold {sum(lengths)} steps, the metadata say {total_steps}; write it again")

@@ -37,6 +37,7 @@ from rltransformers.data.behaviors import Behavior, Mixture, as_behavior, decide
 from rltransformers.data.environments import VectorMode, VectorSource, spec_json, vector_source
 from rltransformers.data.rollout import bytes_of
 from rltransformers.data.trajectories import Leaves, Trajectories, join_trajectories
+from rltransformers.data.writer import mark_ends
 from rltransformers.envs.play import steps as play
 
 ObservationPart = Sequence[int] | Mapping[str, Sequence[int] | None]
@@ -325,7 +326,7 @@ class _Recording:
         steps = rows[kinds == STEP]
         offsets = np.concatenate([[0], np.cumsum(kinds == STEP)[kinds == LAST]]).astype(np.int64)
         terminated, truncated = self.arrays["terminations"][steps], self.arrays["truncations"][steps]
-        truncated[offsets[1:] - 1] |= ~terminated[offsets[1:] - 1]  # those that still ran
+        mark_ends(terminated, truncated, offsets, None)  # those that still ran are truncated
         observation_space, action_space = self.view.observation_space, self.environments.action_space
         return Trajectories(
             {path: self.arrays[f"observations {path}"][rows] for path in leaf_spaces(observation_space)},

@@ -11,7 +11,7 @@ from rltransformers.core.errors import DataError
 from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, check_supported, leaf_spaces, leaf_values, stored_dtype
 from rltransformers.core.values import LARGEST_FLOAT, Array, Bools, check_numeric, flags, numbers
 from rltransformers.data.checks import REWARD, check_time_limit, leaf_name, naming
-from rltransformers.data.spaces import LARGEST_NUMBER, Allocate, chunks
+from rltransformers.data.spaces import LARGEST_NUMBER, Options, chunks
 from rltransformers.data.trajectories import UNKNOWN, Leaves, Trajectories
 
 
@@ -19,8 +19,9 @@ class TrajectoryWriter:
     """Fills preallocated arrays, with ``add`` episode by episode or with ``fill`` all at once.
 
     Args:
-        lengths: steps of each episode [E].
-        allocate: decides where the arrays live, by default in memory.
+        lengths: steps of each episode [E]; DataError for more than the time limit of the options.
+        name: how messages call the data.
+        options: those that say where the arrays live, and the time limit.
     """
 
     def __init__(
@@ -28,15 +29,15 @@ class TrajectoryWriter:
         lengths: Sequence[int] | Array,
         observation_space: Space,
         action_space: Space,
-        *,
         name: str,
-        allocate: Allocate | None = None,
+        options: Options,
     ) -> None:
         numeric = [p for p, leaf in leaf_spaces(observation_space).items() if p and isinstance(leaf, SUPPORTED_LEAVES)]
         way_out = f"keep the others with observation_leaves={numeric}" if numeric else "encode it as one of these"
         check_supported(observation_space, f"{name}: observation", way_out)
         check_supported(action_space, f"{name}: action", "encode it as one of these")
-        self.name = name
+        check_time_limit(np.asarray(lengths), options.time_limit, name)
+        self.name, self.time_limit, allocate = name, options.time_limit, options.allocate
         self.spaces = (observation_space, action_space)
         self.offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))]).astype(np.int64)
         steps, episodes = int(self.offsets[-1]), len(self.offsets) - 1
@@ -63,42 +64,27 @@ class TrajectoryWriter:
         self.final_observations = self.has_rewards = True
         self._next = 0
 
-    def add(
-        self,
-        observations: Any,
-        actions: Any,
-        rewards: Any,
-        terminations: Any,
-        truncations: Any,
-        *,
-        time_limit: int | None = None,
-    ) -> None:
+    def add(self, observations: Any, actions: Any, rewards: Any, terminations: Any, truncations: Any) -> None:
         """Write the next episode: observations of T + 1 rows, or T when the last one is unknown; the others of T.
 
-        Rewards are None where none were logged. A last step without any flag is marked truncated, and so is that of an
-        episode of exactly ``time_limit`` steps: many exporters do not tell the two apart. A longer episode is refused.
+        Rewards are None where none were logged; a single flag is that of the last step.
         """
         e = self._next
         start, end = int(self.offsets[e]), int(self.offsets[e + 1])
         length = end - start
-        for path, rows in self._rows("observations", self.spaces[0], observations, length, length + 1):
+        for path, rows in self._rows("observations", self.spaces[0], observations, length, length + 1).items():
             target = self.observations[path]
             target[start + e : start + e + len(rows)] = rows
             if len(rows) == length:
                 self.final_observations = False
                 target[end + e] = target[end + e - 1]
-        for path, rows in self._rows("actions", self.spaces[1], actions, length):
+        for path, rows in self._rows("actions", self.spaces[1], actions, length).items():
             self.actions[path][start:end] = rows
         self.has_rewards = rewards is not None
-        for _, rows in self._rows("rewards", REWARD, np.zeros(length) if rewards is None else rewards, length):
-            self.rewards[start:end] = rows
-        terminated, truncated = self._flags("terminations", terminations), self._flags("truncations", truncations)
-        check_time_limit(np.array([length]), time_limit, self.name, e)
-        if length == time_limit:
-            terminated[-1], truncated[-1] = False, True
-        if not terminated[-1]:
-            truncated[-1] = True
-        self.terminations[start:end], self.truncations[start:end] = terminated, truncated
+        rewards = np.zeros(length) if rewards is None else rewards
+        self.rewards[start:end] = self._rows("rewards", REWARD, rewards, length)[""]
+        self.terminations[start:end] = self._flags("terminations", terminations, length)
+        self.truncations[start:end] = self._flags("truncations", truncations, length)
         self._next += 1
 
     def fill(
@@ -106,15 +92,15 @@ class TrajectoryWriter:
         observations: Mapping[str, Any],
         actions: Mapping[str, Any],
         rewards: Any,
-        terminated: Bools,
-        truncated: Bools,
+        terminations: Bools,
+        truncations: Bools,
         next_observations: Mapping[str, Any] | None = None,
     ) -> None:
         """Write all episodes from flat arrays of N rows by leaf path, in pieces: files may be larger than memory.
 
         Args:
             rewards: [N], or None where none were logged.
-            terminated, truncated: of the last step of each episode [E].
+            terminations, truncations: [N].
             next_observations: only the last of each episode is read; None repeats its last observation instead.
         """
         lasts = self.offsets[1:] - 1
@@ -135,8 +121,7 @@ class TrajectoryWriter:
         rewards = np.zeros(len(self.rewards)) if rewards is None else rewards
         for chunk, rows in self._chunks("rewards", "", REWARD, rewards):
             self.rewards[chunk] = rows
-        self.terminations[:], self.truncations[:] = False, False
-        self.terminations[lasts], self.truncations[lasts] = terminated, truncated
+        self.terminations[:], self.truncations[:] = terminations, truncations
         self.final_observations = next_observations is not None
         self._next = len(lasts)
 
@@ -147,44 +132,43 @@ class TrajectoryWriter:
                 fitted = fit_leaf(space, np.asarray(rows[chunk]), chunk.start)
             yield chunk, fitted
 
-    def _rows(self, kind: str, space: Space, value: Any, *lengths: int) -> Iterator[tuple[str, Array]]:
-        """Yield path and rows, in the stored type, of every leaf of the next episode; ``lengths`` of them fit."""
+    def _rows(self, kind: str, space: Space, value: Any, *lengths: int) -> Leaves:
+        """Rows of every leaf of the next episode by path, in the stored type; ``lengths`` of them fit."""
+        path, fault = "", "do not fit the space: "
+        fitted: Leaves = {}
         try:
-            leaves = leaf_values(space, value)
+            leaves, fault = leaf_values(space, value), ""
+            for path, leaf in leaf_spaces(space).items():
+                rows = fitted[path] = fit_leaf(leaf, numbers(leaves[path]))
+                if len(rows) not in lengths:
+                    fitting = f"; {lengths[0]} or +1 fit" if len(lengths) > 1 else ""
+                    raise DataError(f"has {len(rows)} rows for {lengths[0]} rewards{fitting}")
         except DataError as error:
-            raise self._error(kind, "", f"do not fit the space: {error}") from error
-        for path, leaf in leaf_spaces(space).items():
-            try:
-                rows = fit_leaf(leaf, numbers(leaves[path]))
-            except DataError as error:
-                raise self._error(kind, path, str(error)) from error
-            if len(rows) not in lengths:
-                fitting = f"; {lengths[0]} or +1 fit" if len(lengths) > 1 else ""
-                raise self._error(kind, path, f"has {len(rows)} rows for {lengths[0]} rewards{fitting}")
-            yield path, rows
+            raise DataError(f"{self._named(kind, path)} {fault}{error}") from error
+        return fitted
 
-    def _flags(self, kind: str, value: Any) -> Bools:
+    def _flags(self, kind: str, value: Any, length: int) -> Bools:
         """Flags [T] of the next episode; one number speaks for its last step only."""
-        length = int(self.offsets[self._next + 1] - self.offsets[self._next])
         try:
             marks = column(flags(value))
+            if marks.ndim == 0:
+                marks = np.append(np.zeros(length - 1, bool), marks)
+            if len(marks) != length:
+                raise DataError(f"has {len(marks)} rows for {length} rewards")
         except DataError as error:
-            raise self._error(kind, "", str(error)) from error
-        if marks.ndim == 0:
-            marks = np.append(np.zeros(length - 1, bool), marks)
-        if len(marks) != length:
-            raise self._error(kind, "", f"has {len(marks)} rows for {length} rewards")
+            raise DataError(f"{self._named(kind)} {error}") from error
         return marks
 
-    def _error(self, kind: str, path: str, text: str) -> DataError:
-        return DataError(f"{self.name}: {leaf_name(kind, path)} of episode {self._next} {text}")
+    def _named(self, kind: str, path: str = "") -> str:
+        return f"{self.name}: {leaf_name(kind, path)} of episode {self._next}"
 
     def finish(self, metadata: Mapping[str, Any], **facts: Any) -> Trajectories:
-        """Return the checked trajectories; ``facts`` are further fields of ``Trajectories``.
+        """Return the checked trajectories (see ``mark_ends``); ``facts`` are further fields of ``Trajectories``.
 
         Warns of data without rewards, which are zeros then.
         """
         assert self._next == len(self.offsets) - 1, "fewer episodes were added than announced"
+        mark_ends(self.terminations, self.truncations, self.offsets, self.time_limit)
         if not self.has_rewards:
             metadata = {**metadata, "rewards": UNKNOWN}
             warnings.warn(
@@ -204,6 +188,16 @@ class TrajectoryWriter:
             metadata=metadata,
             **facts,
         )
+
+
+def mark_ends(terminations: Bools, truncations: Bools, offsets: Array, time_limit: int | None) -> None:
+    """Mark, in flags [N], episodes of exactly ``time_limit`` steps and those that end without a flag as truncated.
+
+    Many exporters do not tell terminations and truncations apart.
+    """
+    lasts = offsets[1:] - 1
+    terminations[lasts[np.diff(offsets) == time_limit]] = False
+    truncations[lasts] |= ~terminations[lasts]
 
 
 def _write_last(target: Array, lasts: npt.NDArray[np.int64], chunk: slice, rows: Array) -> None:
