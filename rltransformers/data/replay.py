@@ -78,31 +78,34 @@ class Draw:
     weights: Tensor
 
 
-@dataclass(frozen=True)
-class Drawable:
-    """The segments that can be drawn, by environment, and their priorities by place."""
+def draw_segments(
+    oldest: np.ndarray,
+    counts: np.ndarray,
+    priorities: Tensor,
+    count: int,
+    generator: torch.Generator,
+    prioritized: bool = False,
+) -> Draw:
+    """Draw so many segments, each as likely as another or in proportion to its priority; one may be drawn twice.
 
-    oldest: np.ndarray  # [E], counted from the beginning of time
-    counts: np.ndarray  # [E], from the oldest on
-    priorities: Tensor  # [E, places of a ring]
-
-    def draw(self, count: int, generator: torch.Generator, prioritized: bool = False) -> Draw:
-        """So many segments, each as likely as another or in proportion to its priority; one may be drawn twice."""
-        oldest, counts = self.oldest, self.counts
-        ends = np.cumsum(counts)
-        if not prioritized:
-            chosen = torch.randint(int(ends[-1]), (count,), generator=generator, device="cpu").numpy()
-            weights = torch.ones(count)
-        else:
-            rows = np.repeat(np.arange(len(counts)), counts)
-            numbers = oldest[rows] + np.arange(int(ends[-1])) - (ends - counts)[rows]
-            priorities = self.priorities[rows, numbers % self.priorities.shape[1]].clamp(min=MIN_PRIORITY)
-            shares = priorities.double() ** PRIORITY_EXPONENT
-            picked = torch.multinomial(shares, count, replacement=True, generator=generator)
-            weights = (shares[picked] / shares.sum() * len(shares)) ** -IMPORTANCE_EXPONENT
-            weights, chosen = (weights / weights.max()).float(), picked.numpy()
-        row = np.searchsorted(ends, chosen, side="right")
-        return Draw(row, oldest[row] + chosen - (ends - counts)[row], weights)
+    Args:
+        oldest: the oldest segment [E] that can be drawn, counted from the beginning of time.
+        counts: how many [E] from the oldest on.
+        priorities: of all segments, by their places in the rings [E, places].
+    """
+    ends = np.cumsum(counts)
+    if not prioritized:
+        chosen = torch.randint(int(ends[-1]), (count,), generator=generator, device="cpu").numpy()
+        weights = torch.ones(count)
+    else:
+        rows = np.repeat(np.arange(len(counts)), counts)
+        numbers = oldest[rows] + np.arange(int(ends[-1])) - (ends - counts)[rows]
+        shares = priorities[rows, numbers % priorities.shape[1]].clamp(min=MIN_PRIORITY).double() ** PRIORITY_EXPONENT
+        picked = torch.multinomial(shares, count, replacement=True, generator=generator)
+        weights = (shares[picked] / shares.sum() * len(shares)) ** -IMPORTANCE_EXPONENT
+        weights, chosen = (weights / weights.max()).float(), picked.numpy()
+    row = np.searchsorted(ends, chosen, side="right")
+    return Draw(row, oldest[row] + chosen - (ends - counts)[row], weights)
 
 
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -276,7 +279,7 @@ class SegmentReplay:
         return int(np.minimum(self.written, self.rows).sum())
 
     def draw(self, count: int, generator: torch.Generator, prioritized: bool = False) -> Draw:
-        return Drawable(*self.eligible(), self.priorities).draw(count, generator, prioritized)
+        return draw_segments(*self.eligible(), self.priorities, count, generator, prioritized)
 
     def gather(self, draw: Draw) -> Window:
         """The rows of drawn segments, with their context in front and what returns reach into behind."""
@@ -336,10 +339,6 @@ class SegmentReplay:
         counters = {name: torch.from_numpy(getattr(self, name).copy()) for name in _COUNTERS}
         priorities = {"priorities": self.priorities.clone(), "largest_priority": self.largest_priority}
         return leaves | rings | priorities | counters
-
-    def blank_state(self, used: int) -> dict[str, Any]:
-        """The ``state_dict`` of a replay whose rings hold so many rows, for its shapes and types."""
-        return self.state_dict(used) | {"largest_priority": None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` gave of a replay with the same settings."""

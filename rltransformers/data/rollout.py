@@ -26,9 +26,7 @@ class OnDevice:
         """The same on a device."""
 
         def moved(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return value.to(device)
-            if isinstance(value, OnDevice):
+            if isinstance(value, Tensor | OnDevice):
                 return value.to(device)
             return {path: leaf.to(device) for path, leaf in value.items()} if isinstance(value, dict) else value
 
@@ -52,11 +50,11 @@ class Segment:
 
     def rows(self, index: Tensor) -> "Segment":
         """The segments of the chosen environments."""
-        leaves: dict[str, Any] = {
-            kind: {path: leaf[index] for path, leaf in getattr(self, kind).items()}
-            for kind in ("observations", "actions")
-        }
-        return Segment(**leaves, **{name: value[index] for name, value in vars(self).items() if name not in leaves})
+
+        def select(value: Any) -> Any:
+            return {path: leaf[index] for path, leaf in value.items()} if isinstance(value, dict) else value[index]
+
+        return Segment(**{name: select(value) for name, value in vars(self).items()})
 
     def numbers(self) -> dict[str, Tensor]:
         """What a loss compares with, by the names of ``Recorded``."""

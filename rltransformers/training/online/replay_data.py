@@ -25,7 +25,7 @@ from rltransformers.core.ranges import NonNegativeNumber, check
 from rltransformers.core.spaces import leaf_spaces, nested_leaves, space_to_json
 from rltransformers.core.values import check_observations, to_tensor
 from rltransformers.core.world import Sharing, rows_of
-from rltransformers.data.replay import Draw, Drawable, SegmentReplay, Window
+from rltransformers.data.replay import Draw, SegmentReplay, Window, draw_segments
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.normalization import RewardScale
 
@@ -43,8 +43,8 @@ def draw_of_all(
     oldest, counts = replay.eligible()
     rows = {"oldest": torch.from_numpy(oldest), "counts": torch.from_numpy(counts)}
     rows = sharing.all_gather(rows | ({"priorities": replay.priorities} if prioritized else {}))
-    drawable = Drawable(rows["oldest"].numpy(), rows["counts"].numpy(), rows.get("priorities", replay.priorities))
-    draw = drawable.draw(count, generator, prioritized)
+    oldest, counts = (rows[name].numpy() for name in ("oldest", "counts"))
+    draw = draw_segments(oldest, counts, rows.get("priorities", replay.priorities), count, generator, prioritized)
     return draw, sharing.assign(torch.from_numpy(draw.rows) // replay.n_envs)
 
 
@@ -151,7 +151,7 @@ def restore_replay(replay: SegmentReplay, stored: Any, sharing: Sharing) -> None
     if used > replay.rows:
         raise CheckpointError(f"replay.rewards has {used} rows, there is room for {replay.rows}")
     largest = check(state["largest_priority"], NonNegativeNumber, "replay.largest_priority")
-    check_same({**state, "largest_priority": None}, replay.blank_state(used), "replay")
+    check_same({**state, "largest_priority": None}, replay.state_dict(used) | {"largest_priority": None}, "replay")
     written = state["written"]
     if bool((written < 0).any()) or used != min(int(written.max()), replay.rows):
         raise CheckpointError(f"replay.written says {written.tolist()}, but there are {used} rows")
