@@ -220,11 +220,9 @@ def _as_names(value: Any) -> Any:
     """Names as texts and lists of them: numbers are the names of frames without any, an index may be a list."""
     if isinstance(value, Mapping):
         return {str(path): _as_names(part) for path, part in value.items()}
-    if isinstance(value, int | np.integer):
-        return str(value)
-    return (
-        value if value is None or isinstance(value, str) or not isinstance(value, Iterable) else list(map(str, value))
-    )
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return list(map(str, value))
+    return str(value) if isinstance(value, int | np.integer) else value
 
 
 def read_column(table: Mapping[str, Any], value: Any, order: npt.NDArray[np.int64] | None, where: str) -> Any:

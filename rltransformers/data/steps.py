@@ -72,7 +72,7 @@ def _frame(file: Path) -> Any:
     with damage(f"{file} is no table of comma-separated values", way_out):
         as_text: dict[str, Any] = {"sep": "\0", "header": None, "dtype": str, "quoting": csv.QUOTE_NONE}
         lines = pandas.read_csv(file, keep_default_na=False, nrows=2, **as_text)[0]
-        names = list(pandas.read_csv(file, nrows=0).columns)
+        names = next(csv.reader(lines))
         separator = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), ",")
         layout: dict[str, Any] = {"sep": separator, "skipinitialspace": f"{separator} " in lines[0]}  # it is slower
         if [line.endswith(separator) for line in lines] == [False, True]:  # pandas would move the names by a column
@@ -178,7 +178,9 @@ def trajectories_from_steps(
                 f"or 'terminations', 'truncations' or 'dones', or time_limit={rows} where all rows are one episode"
             )
     rlds = chosen.get("dones") == RLDS_LAST
-    acts = _acts(roles["actions"], _lasts(rows, starts, marks), rlds)
+    ends = np.logical_or.reduce([*marks.values(), np.arange(rows) == rows - 1])
+    lasts = np.flatnonzero(ends) if starts is None else np.append(starts[1:], rows) - 1
+    acts = _acts(roles["actions"], lasts, rlds)
     if not acts.all():
         kept = np.flatnonzero(acts)
         after = map_leaves(lambda leaf: leaf.at(kept + 1), roles["observations"])
@@ -199,14 +201,6 @@ def _marked_starts(arrays: Mapping[str, Any], rows: int) -> Starts | None:
     """The rows that a column marks as first ones of episodes, where there is such a column."""
     marks = [np.ravel(arrays[key]) for key in STARTS if key in arrays and np.size(arrays[key]) == rows]
     return np.flatnonzero(np.append(True, marks[0][1:] != 0)) if marks and marks[0].dtype.kind in "biuf" else None
-
-
-def _lasts(rows: int, starts: Starts | None, marks: Mapping[str, Bools]) -> Starts:
-    """The last rows [E] of episodes, as far as starts or flags say."""
-    if starts is not None:
-        return np.append(starts[1:], rows) - 1
-    ends = np.logical_or.reduce([*marks.values(), np.arange(rows) == rows - 1])
-    return np.flatnonzero(ends)
 
 
 def _acts(actions: Any, lasts: Starts, rlds: bool) -> Bools:
@@ -302,15 +296,14 @@ def _order(episode: Sequence[Array], step: Array | None, name: str) -> tuple[Arr
     keys = list(zip(*(values[starts].tolist() for values in episode), strict=True))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     of_rows = np.repeat([numbers[key] for key in keys], np.diff(np.append(starts, rows)))
-    if step is None:
-        if len(numbers) < len(keys):
-            apart = next(key for key in numbers if keys.count(key) > 1)
-            raise DataError(
-                f"{name}: the rows of episode {_shown(apart)} lie apart, and no column says their order; number the "
-                f"episodes of several files apart, name columns={{'step': ...}}, or sort the rows by episode"
-            )
-        return None, starts
-    if len(numbers) == len(keys) and not ((of_rows[1:] == of_rows[:-1]) & ~(step[1:] > step[:-1])).any():
+    together = len(numbers) == len(keys)
+    if step is None and not together:
+        apart = next(key for key in numbers if keys.count(key) > 1)
+        raise DataError(
+            f"{name}: the rows of episode {_shown(apart)} lie apart, and no column says their order; number the "
+            f"episodes of several files apart, name columns={{'step': ...}}, or sort the rows by episode"
+        )
+    if step is None or (together and not ((of_rows[1:] == of_rows[:-1]) & ~(step[1:] > step[:-1])).any()):
         return None, starts
     order = np.lexsort((step, of_rows))
     of_rows, step = of_rows[order], step[order]
