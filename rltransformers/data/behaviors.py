@@ -82,15 +82,8 @@ def load_behavior(spec: str, observation_space: Space, action_space: Space, *, d
         made = "load_agent(path).actor()" if kind == "checkpoint" else "Actor.from_export(path)"
         raise ConfigError(f"{kind!r} is a text of the command line; in Python give {made} of rltransformers.agents")
     if not argument:
-        known = [
-            "random",
-            "demonstration:<task>",
-            "sb3:<algorithm>:<zip>",
-            "checkpoint:<path>",
-            "export:<path>",
-            "<module>:<name>",
-        ]
-        raise ConfigError(f"the behavior {spec!r} is none of: {', '.join(known)}")
+        known = "random, demonstration:<task>, sb3:<algorithm>:<zip>, checkpoint:<path>, export:<path>, <module>:<name>"
+        raise ConfigError(f"the behavior {spec!r} is none of: {known}")
     return _load_named(kind, argument, observation_space, action_space, deterministic)
 
 

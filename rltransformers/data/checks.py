@@ -68,7 +68,7 @@ def check_contents(data: "Trajectories") -> None:
     last[offsets[1:] - 1] = True
     wrong = np.flatnonzero((data.terminations | data.truncations) != last)
     if wrong.size:
-        episode, step = _locate(int(wrong[0]), offsets)
+        episode, step = locate(int(wrong[0]), offsets)
         raise DataError(
             f"{data.name}: episode {episode} is terminated or truncated at step {step} but has "
             f"{data.lengths[episode]} steps; end episodes where their flags are set"
@@ -89,7 +89,7 @@ def _check_leaf(data: "Trajectories", kind: str, path: str, space: Space, rows: 
         inside = members(space, part, bounded=kind == "actions")
         if not inside.all():
             row = int(np.argmin(inside))
-            episode, step = _locate(chunk.start + row, bounds)
+            episode, step = locate(chunk.start + row, bounds)
             raise DataError(
                 f"{data.name}: {leaf_name(kind, path)} of episode {episode}, step {step} is "
                 f"{np.array2string(part[row], threshold=8)}, {_fault(space, part[row])}"
@@ -111,7 +111,7 @@ def _fault(space: Space, row: Array) -> str:
     )
 
 
-def _locate(row: int, bounds: Array) -> tuple[int, int]:
+def locate(row: int, bounds: Array) -> tuple[int, int]:
     """Episode and step of a row, where episode e begins in row ``bounds[e]``."""
     episode = int(np.searchsorted(bounds, row, side="right")) - 1
     return episode, row - int(bounds[episode])

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rltransformers.core.errors import DataError
 from rltransformers.core.spaces import Space, first_leaf, leaf_values, map_leaves
 from rltransformers.core.values import Bools, flags, numbers
-from rltransformers.data.checks import jumps, leaf_name, naming
+from rltransformers.data.checks import jumps, leaf_name, locate, naming
 from rltransformers.data.hdf5 import lazy_tree, opened_hdf5
 from rltransformers.data.keys import IGNORED, key_names, pick_leaves
 from rltransformers.data.spaces import Joined, Options, choose_spaces, chunks, lazy_numbers
@@ -335,9 +335,9 @@ def _ends_before(starts: npt.NDArray[np.int64], flagged: Bools, name: str) -> Bo
     ends = np.zeros(len(flagged), bool)
     ends[starts[1:] - 1] = ends[-1] = True
     if (wrong := np.flatnonzero(flagged & ~ends)).size:
-        episode = int(np.searchsorted(starts, wrong[0], side="right")) - 1
+        episode, step = locate(int(wrong[0]), starts)
         raise DataError(
-            f"{name}: step {wrong[0] - starts[episode]} of episode {episode} is flagged as an end, and the episode "
+            f"{name}: step {step} of episode {episode} is flagged as an end, and the episode "
             f"goes on; pass columns={{'episode': None}} where flags say the ends, or None for the flags"
         )
     return ends

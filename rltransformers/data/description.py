@@ -180,9 +180,9 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
 def _return_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     returns = summary["return"]
     yield "returns"
-    shown = ("min", "p25", "median", "p75", "max")
-    yield _row(("", *("25 %" if key == "p25" else "75 %" if key == "p75" else key for key in shown), "mean", "std"), 10)
-    yield _row(("", *(_short(returns[key]) for key in (*shown, "mean", "std"))), 10)
+    keys = ("min", "p25", "median", "p75", "max", "mean", "std")
+    yield _row(("", "min", "25 %", "median", "75 %", "max", "mean", "std"), 10)
+    yield _row(("", *(_short(returns[key]) for key in keys)), 10)
     if "normalized_score_mean" in summary:
         yield _fact("normalized score", f"mean {_short(summary['normalized_score_mean'])}")
     yield from _wrapped(_start_sentence(summary["return_explained_by_start"]))
@@ -191,7 +191,7 @@ def _return_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     for near in summary["near_targets"]:
         yield _fact(_short(near["return"]), f"{near['episodes']:,} of {summary['episodes']:,} ({near['share']:.1%})")
     if summary["return_gaps"]:
-        gaps = [f"{_rounded(low)} to {_rounded(high)}" for low, high in summary["return_gaps"]]
+        gaps = [" to ".join(_short(float(f"{bound:.4g}")) for bound in gap) for gap in summary["return_gaps"]]
         some = ", ".join(gaps[:_MOST_GAPS]) + (f" and {len(gaps) - _MOST_GAPS} more" if len(gaps) > _MOST_GAPS else "")
         yield from _wrapped(f"No episode is so near to returns of {some}: what a target there obtains is a guess.")
 
@@ -213,7 +213,8 @@ def _leaves(texts: Mapping[str, str], leaves: Mapping[str, Mapping[str, Any]]) -
         if values["constant"]:
             names = values.get("names", range(len(ranges)))
             constant = [name for name, (low, high) in zip(names, ranges, strict=True) if low == high]
-            which = f": {_enumerated(constant)}" if 0 < len(constant) < size else ""
+            listed = ", ".join(map(str, constant[:12])) + (", ..." if len(constant) > 12 else "")
+            which = f": {listed}" if 0 < len(constant) < size else ""
             yield from _wrapped(f"{values['constant']:,} of {size:,} numbers never change{which}", indent="    ")
 
 
@@ -286,14 +287,6 @@ def _wrapped(text: str, indent: str = "", most: int = 9) -> list[str]:
     return textwrap.wrap(
         text, _WIDTH, initial_indent=indent, subsequent_indent=indent, max_lines=most, placeholder=" ..."
     )
-
-
-def _enumerated(names: list[Any]) -> str:
-    return ", ".join(map(str, names[:12])) + (", ..." if len(names) > 12 else "")
-
-
-def _rounded(value: float) -> str:
-    return _short(float(f"{value:.4g}"))
 
 
 def _short(value: float) -> str:

@@ -1,7 +1,7 @@
 """Frames of the video files of LeRobot folders. Axis letter: N rows, one per step."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ def read_frames(folder: Path, info: Mapping[str, Any], key: str, episodes: Array
     """
     read = require("imageio_ffmpeg", EXTRA).read_frames
     with damage(f"{folder / 'meta'} does not say where the films of {key!r} are", "download the data set again"):
-        place_of = _places(folder, info, key)
-        places = {episode: place_of(episode) for episode in np.unique(episodes).tolist()}
+        places = _places(folder, info, key, np.unique(episodes).tolist())
     rows_of: dict[Path, dict[int, int]] = {}
     for row, (episode, step) in enumerate(zip(episodes.tolist(), steps.tolist(), strict=True)):
         file, first = places[episode]
@@ -48,22 +47,18 @@ def read_frames(folder: Path, info: Mapping[str, Any], key: str, episodes: Array
     return pictures
 
 
-def _places(folder: Path, info: Mapping[str, Any], key: str) -> Callable[[int], tuple[Path, int]]:
+def _places(folder: Path, info: Mapping[str, Any], key: str, episodes: list[int]) -> dict[int, tuple[Path, int]]:
     """Episode to its file and the frame in it that it begins with: version 2 has a file per episode."""
-    template, listed = info["video_path"], sorted((folder / "meta" / "episodes").glob("**/*.parquet"))
-    if not listed:
-        return lambda episode: (
-            folder
-            / template.format(episode_chunk=episode // info["chunks_size"], video_key=key, episode_index=episode),
-            0,
-        )
+    listed = sorted((folder / "meta" / "episodes").glob("**/*.parquet"))
     columns = [f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
     rows = [row for batch in file_batches(listed) for row in batch.select(["episode_index", *columns]).to_pylist()]
     known = {row["episode_index"]: [row[column] for column in columns] for row in rows}
-
-    def place(episode: int) -> tuple[Path, int]:
-        chunk, file, begin = known[episode]
-        path = template.format(video_key=key, chunk_index=chunk, file_index=file)
-        return folder / path, round(begin * info["fps"])
-
-    return place
+    places = {}
+    for episode in episodes:
+        if listed:
+            chunk, file, begin = known[episode]
+            numbers, first = {"chunk_index": chunk, "file_index": file}, round(begin * info["fps"])
+        else:
+            numbers, first = {"episode_chunk": episode // info["chunks_size"], "episode_index": episode}, 0
+        places[episode] = folder / info["video_path"].format(video_key=key, **numbers), first
+    return places

@@ -34,9 +34,6 @@ ALWAYS_READ = 64 * 2**20
 """Bytes of an array that are read whatever the file stores for them: an array never written to is all zeros."""
 
 
-_CACHE_BYTES = 0  # HDF5's 8 MiB per array stay full of chunks that are read once
-
-
 @contextmanager
 def opened_hdf5(path: str | os.PathLike[str]) -> Iterator[Any]:
     """Open an HDF5 file for reading; DataError where it is damaged or reaches beyond itself (see ``check_file``)."""
@@ -45,7 +42,7 @@ def opened_hdf5(path: str | os.PathLike[str]) -> Iterator[Any]:
     file_path = existing_file(path)
     with damage(f"{file_path} is truncated or no HDF5 file", "download it again"):
         check_file(file_path)
-        file = h5py.File(file_path, "r", rdcc_nbytes=_CACHE_BYTES)
+        file = h5py.File(file_path, "r", rdcc_nbytes=0)  # its 8 MiB per array stay full of chunks that are read once
     with file, damage(f"{file_path} is damaged", "download it again"):  # where an array cannot be read
         yield file
 

@@ -123,8 +123,8 @@ def _leaves(columns: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str
     """Columns of observations by leaf and of actions; a feature of shape [1] is stored as a number."""
 
     def column(key: str) -> Any:
-        stored = getattr(columns[key], "dtype", None) if getattr(columns[key], "ndim", 0) == 1 else None
-        single = features[key].get("shape") in ([1], (1,)) and stored is not None and stored.kind == "f"
+        values, is_one = columns[key], features[key].get("shape") == [1]
+        single = is_one and isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind == "f"
         return [key] if single else key
 
     names = {key: key.removeprefix(_OBSERVATION) for key in columns if key.startswith(_OBSERVATION)}

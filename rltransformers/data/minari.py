@@ -152,14 +152,10 @@ def write_minari(
     check_dataset_id(dataset_id)
     if (ref_min_score is None) != (ref_max_score is None):
         raise ConfigError(f"give both reference scores or neither, got {ref_min_score} and {ref_max_score}")
-    if not trajectories.final_observations:
+    if not (trajectories.final_observations and trajectories.has_rewards):
+        unknown = "rewards" if trajectories.final_observations else "the last observations of episodes"
         raise DataError(
-            f"{trajectories.name}: the last observations of episodes are unknown and Minari stores them; keep the "
-            f"data with Trajectories.save(folder)"
-        )
-    if not trajectories.has_rewards:
-        raise DataError(
-            f"{trajectories.name}: rewards are unknown and Minari stores them; keep the data with "
+            f"{trajectories.name}: {unknown} are unknown and Minari stores them; keep the data with "
             f"Trajectories.save(folder)"
         )
     facts: dict[str, Any] = {"algorithm_name": algorithm_name, "description": description}

@@ -154,10 +154,9 @@ class SegmentReplay:
         seen = leaf_spaces(observation_space) if isinstance(observation_space, gym.Space) else observation_space
         self.spaces = {"observations": seen, "actions": leaf_spaces(action_space)}
         self.observation_leaves = observation_layout(observation_space)
-        self.action_leaves = action_layout(action_space)
         lead = (n_envs, self.rows)
         self.observations = {p: torch.zeros(*lead, *s, dtype=t) for p, (s, t) in self.observation_leaves.items()}
-        self.actions = {p: torch.zeros(*lead, *s, dtype=t) for p, (s, t) in self.action_leaves.items()}
+        self.actions = {p: torch.zeros(*lead, *s, dtype=t) for p, (s, t) in action_layout(action_space).items()}
         self.rewards = torch.zeros(lead)
         self.first, self.terminal, self.counts = (torch.zeros(lead, dtype=torch.bool) for _ in range(3))
         self.positions = torch.zeros(lead, dtype=torch.int32)

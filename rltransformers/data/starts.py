@@ -27,17 +27,16 @@ def share_of_start(data: "Trajectories") -> dict[str, Any] | None:
     than 20 episodes or equal returns. Of more than 2,000 episodes that many are drawn.
     """
     generator = np.random.default_rng(0)
-    if len(data) < FEWEST or np.ptp(data.returns) == 0:
-        return None
     episodes = generator.permutation(len(data))[:MOST]
+    returns = data.returns[episodes]
+    if len(data) < FEWEST or np.ptp(returns) == 0:
+        return None
     rows = data.offsets[episodes] + episodes
     parts = [
         _features(leaf, np.asarray(data.observations[path][np.sort(rows)])[np.argsort(np.argsort(rows))], generator)
         for path, leaf in leaf_spaces(data.observation_space).items()
     ]
-    features, returns = np.concatenate(parts, axis=1), data.returns[episodes]
-    if np.ptp(returns) == 0:
-        return None
+    features = np.concatenate(parts, axis=1)
     errors = {"linear regression": 0.0, "nearest neighbors": 0.0}
     spread = 0.0
     for fold in range(FOLDS):

@@ -248,14 +248,12 @@ def _member(array: Any, row: int, where: str) -> Any:
     _check_entries(array, where)
     if require("pyarrow", EXTRA).types.is_struct(array.type):
         return _fields(array, lambda part, path: _member(part, row, path), where)
-    return column_values(array.slice(row, 1), where, inside=True) if _is_list(array.type) else array[row].as_py()
+    return column_values(array.slice(row, 1).flatten(), where) if _is_list(array.type) else array[row].as_py()
 
 
-def column_values(array: Any, where: str, inside: bool = False) -> Any:
-    """Rows of a column as arrays, nested like its structs; ``inside``: what the only row, a list, holds."""
+def column_values(array: Any, where: str) -> Any:
+    """Rows of a column as arrays, nested like its structs."""
     _check_entries(array, where)
-    if inside:
-        return column_values(array.flatten(), where)
     if require("pyarrow", EXTRA).types.is_struct(array.type):
         return _fields(array, column_values, where)
     if not _is_list(array.type):

@@ -249,16 +249,13 @@ class Trajectories:
             del values  # before the next ones are made
         return np.asarray(total / self.steps)
 
-    def _arrays(self) -> Leaves:
-        arrays = {name: getattr(self, name) for name in ("rewards", "terminations", "truncations")}
-        for kind in ("observations", "actions"):
-            arrays |= {f"{kind}/{path}": leaf for path, leaf in getattr(self, kind).items()}
-        return arrays
-
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits of SHA-256 over names, types, shapes and bytes of the arrays, and nothing else."""
+        arrays = {name: getattr(self, name) for name in ("rewards", "terminations", "truncations", "offsets")}
+        for kind in ("observations", "actions"):
+            arrays |= {f"{kind}/{path}": leaf for path, leaf in getattr(self, kind).items()}
         digest = hashlib.sha256()
-        for name, leaf in sorted((self._arrays() | {"offsets": self.offsets}).items()):
+        for name, leaf in sorted(arrays.items()):
             digest.update(f"{name} {leaf.dtype.str} {leaf.shape}".encode())
             for chunk in chunks(leaf):
                 digest.update(leaf[chunk].tobytes())
@@ -320,12 +317,9 @@ class Trajectories:
                 raise DataError(f"only Trajectories are concatenated, got {shown(part)}; load_trajectories makes them")
         names = list(dict.fromkeys(part.name for part in listed))
         metadata: dict[str, Any] = {"format": "concatenated", "parts": names}
-        (evaluated, *others) = (part.metadata.get("eval_env_spec") for part in listed)
-        if evaluated is not None and all(each == evaluated for each in others):
-            metadata["eval_env_spec"] = evaluated
-        names_of_first = listed[0].metadata.get("names")
-        if names_of_first and all(part.metadata.get("names") == names_of_first for part in listed):
-            metadata["names"] = names_of_first
+        for key in ("eval_env_spec", "names"):  # kept where all parts say the same
+            if (fact := listed[0].metadata.get(key)) and all(part.metadata.get(key) == fact for part in listed):
+                metadata[key] = fact
         if not all(part.has_rewards for part in listed):
             metadata["rewards"] = UNKNOWN
         joined = join_trajectories(listed, name or " + ".join(names), metadata)
