@@ -2,8 +2,8 @@
 
 import importlib.metadata
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,8 @@ def read_minari(dataset: Any, options: Options) -> Trajectories:
     """Read a ``MinariDataset``, or the one of an id or folder on this machine."""
     dataset = open_minari(dataset) if isinstance(dataset, str) else dataset
     name = options.name or str(dataset.id)
-    with _damage(name):
+    with damage(f"{name}: the stored episodes are damaged", "download or record the set again"):
         indices = [int(index) for index in dataset.episode_indices]
-        if not indices:
-            raise DataError(f"{name}: holds no episode; nothing can be learned from it")
         raw = dataset.storage.read_raw_metadata(dataset.storage.data_path)
         stored_space, total_steps = dataset.observation_space, dataset.total_steps
         env_spec = raw.get("env_spec")
@@ -87,39 +85,30 @@ def read_minari(dataset: Any, options: Options) -> Trajectories:
         batches = [indices[start : start + EPISODES_AT_ONCE] for start in range(0, len(indices), EPISODES_AT_ONCE)]
         metadata = (each for batch in batches for each in dataset.storage.get_episode_metadata(batch))
         lengths = [int(each["total_steps"]) for each in metadata]
-    spaces = options.observation_space or read_space, options.action_space or dataset.action_space
-    check_layout_of(spaces[0], read_space, "observation", name)
-    check_layout_of(spaces[1], dataset.action_space, "action", name)
-    writer = TrajectoryWriter(lengths, *spaces, name, options)
-    for index, length, episode in zip(indices, lengths, _episodes(dataset, batches, name), strict=True):
-        if len(episode.rewards) != length:
-            raise DataError(
-                f"{name}: episode {index} has {len(episode.rewards)} steps on reading, its metadata say {length}; "
-                f"Minari's {raw.get('data_format')} reader cuts episodes above 32,767 steps: store the data as hdf5"
+        spaces = options.observation_space or read_space, options.action_space or dataset.action_space
+        check_layout_of(spaces[0], read_space, "observation", name)
+        check_layout_of(spaces[1], dataset.action_space, "action", name)
+        writer = TrajectoryWriter(lengths, *spaces, name, options)
+        episodes = (episode for batch in batches for episode in dataset.iterate_episodes(batch))
+        for index, length, episode in zip(indices, lengths, episodes, strict=True):
+            if len(episode.rewards) != length:
+                raise DataError(
+                    f"{name}: episode {index} has {len(episode.rewards)} steps on reading, its metadata say {length}; "
+                    f"Minari's {raw.get('data_format')} reader cuts episodes above 32,767 steps: store the data as hdf5"
+                )
+            writer.add(
+                nest_leaves(spaces[0], leaf_values(stored_space, episode.observations)),
+                nest_leaves(spaces[1], leaf_values(dataset.action_space, episode.actions)),
+                episode.rewards,
+                episode.terminations,
+                episode.truncations,
             )
-        writer.add(
-            nest_leaves(spaces[0], leaf_values(stored_space, episode.observations)),
-            nest_leaves(spaces[1], leaf_values(dataset.action_space, episode.actions)),
-            episode.rewards,
-            episode.terminations,
-            episode.truncations,
-        )
     if sum(lengths) != total_steps:
         raise DataError(f"{name}: episodes hold {sum(lengths)} steps, the metadata say {total_steps}; write it again")
     names = ("ref_min_score", "ref_max_score", "algorithm_name", "eval_env_spec")
     facts = {key: raw[key] for key in names if raw.get(key) is not None and raw[key] != env_spec}
     facts |= {"format": "minari", "dataset_id": dataset.id}
     return writer.finish(facts, env_id=env_id, env_spec=env_spec)
-
-
-def _episodes(dataset: Any, batches: Sequence[Sequence[int]], name: str) -> Iterator[Any]:
-    for batch in batches:
-        with _damage(name):
-            yield from dataset.iterate_episodes(batch)
-
-
-def _damage(name: str) -> AbstractContextManager[None]:
-    return damage(f"{name}: the stored episodes are damaged", "download or record the set again")
 
 
 def write_minari(
