@@ -17,16 +17,24 @@ from rltransformers.core.files import existing_file, is_pickle
 from rltransformers.core.ranges import Count, check, shown, suggesting
 from rltransformers.core.registry import OGBENCH
 from rltransformers.core.spaces import Space, leaf_spaces
+from rltransformers.data.arrays import nested, opened_npz
 from rltransformers.data.buffers import is_buffer, trajectories_from_buffer
 from rltransformers.data.checks import check_actions, check_layout_of, check_time_limit, damage
-from rltransformers.data.d3rlpy import is_replay, trajectories_from_replay
-from rltransformers.data.d4rl import d4rl_file, existing_d4rl_file, read_d4rl_id
+from rltransformers.data.d3rlpy import is_dump, is_replay, trajectories_from_dump, trajectories_from_replay
+from rltransformers.data.d4rl import d4rl_arrays, d4rl_file, existing_d4rl_file, read_d4rl_id
 from rltransformers.data.folders import DESCRIPTION, cached
+from rltransformers.data.hdf5 import opened_hdf5
 from rltransformers.data.items import read_json, read_jsonl, trajectories_from_arrays, trajectories_from_items
-from rltransformers.data.layouts import read_hdf5, read_npz
 from rltransformers.data.lerobot import is_lerobot, lerobot_files, read_lerobot
 from rltransformers.data.minari import is_local_minari, minari_files, read_minari
-from rltransformers.data.ogbench import existing_ogbench_file, ogbench_file, read_ogbench
+from rltransformers.data.ogbench import (
+    existing_ogbench_file,
+    is_recording,
+    ogbench_file,
+    read_ogbench,
+    trajectories_from_recording,
+)
+from rltransformers.data.robomimic import has_demos, trajectories_from_demos
 from rltransformers.data.spaces import Options, prune_space
 from rltransformers.data.steps import csv_files, is_frame, read_csv, trajectories_from_frame
 from rltransformers.data.tables import (
@@ -128,6 +136,29 @@ def _is_ogbench(dataset: Any) -> bool:
     if not isinstance(dataset, str) or not Path(dataset).name.startswith(OGBENCH) or is_local_minari(dataset):
         return False
     return ogbench_file(dataset) is not None
+
+
+def read_hdf5(path: str, options: Options) -> Trajectories:
+    """Read an HDF5 file of D4RL, robomimic, LIBERO, ManiSkill or d3rlpy, or of arrays that ``columns`` names."""
+    with opened_hdf5(path) as file:
+        name = Path(file.filename).stem
+        if options.columns is None and has_demos(file):
+            return trajectories_from_demos(file, options, name)
+        if options.columns is None and is_dump(file):
+            return trajectories_from_dump(file, options, name)
+        return trajectories_from_arrays(d4rl_arrays(file), options, name)
+
+
+def read_npz(path: str, options: Options) -> Trajectories:
+    """Read an ``.npz`` file of OGBench, or of arrays of N rows by the names of ``keys.NAMES``.
+
+    Leaves of nested observations are arrays "observations/camera".
+    """
+    with opened_npz(path) as arrays:
+        name = Path(path).stem
+        if options.columns is None and is_recording(arrays):
+            return trajectories_from_recording(arrays, options, name)
+        return trajectories_from_arrays(nested(arrays), options, name, "npz")
 
 
 def read_pickle(path: str, options: Options) -> Trajectories:
