@@ -16,7 +16,7 @@ from rltransformers.core.values import Array
 from rltransformers.data.checks import damage
 from rltransformers.data.hdf5 import MAX_INFLATION
 from rltransformers.data.keys import NAMES
-from rltransformers.data.spaces import CHUNK_BYTES
+from rltransformers.data.spaces import CHUNK_BYTES, Sliced
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -82,8 +82,8 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> An
         return np.lib.format.read_array(stream, allow_pickle=False)
 
 
-class _Rows:
-    """An array in a file, read in slices of rows as an HDF5 data set is, quickly from the first row to the last."""
+class _Rows(Sliced):
+    """An array in a file, read quickly from the first row to the last."""
 
     def __init__(
         self,
@@ -94,27 +94,20 @@ class _Rows:
         start: int,
     ) -> None:
         self.archive, self.member, self.start = archive, member, start
-        self.shape, self.ndim, self.dtype = shape, len(shape), dtype
+        self.shape, self.dtype = shape, dtype
         self.row_bytes = math.prod(shape[1:]) * dtype.itemsize
         self.stream: IO[bytes] | None = None
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: int | slice) -> Any:
-        if not isinstance(rows, slice):
-            return self[rows : rows + 1][0]
-        first, stop, _ = rows.indices(len(self))
-        count = max(stop - first, 0)
+    def read(self, start: int, stop: int) -> Array:
         with _damage(self.archive.filename):
-            stream = self._stream_at(self.start + first * self.row_bytes)
-            content = stream.read(count * self.row_bytes)
+            stream = self._stream_at(self.start + start * self.row_bytes)
+            content = stream.read((stop - start) * self.row_bytes)
             if stop == len(self):
                 stream.read(1)  # compares the checksum
                 self.close()
-        if len(content) < count * self.row_bytes:
+        if len(content) < (stop - start) * self.row_bytes:
             raise DataError(f"{self.archive.filename} is truncated; write it again with numpy.savez")
-        return np.frombuffer(content, self.dtype).reshape(count, *self.shape[1:])
+        return np.frombuffer(content, self.dtype).reshape(stop - start, *self.shape[1:])
 
     def _stream_at(self, position: int) -> IO[bytes]:
         """The bytes from ``position`` on; those before are read: Python 3.12 compares no checksum after a seek."""
@@ -132,6 +125,3 @@ class _Rows:
         if self.stream is not None:
             self.stream.close()
             self.stream = None
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.array(self[:], dtype)

@@ -90,18 +90,15 @@ def _rolled_out(buffer: Any) -> tuple[dict[str, Any], Bools]:
     """Arrays [E, R, ...] of a rollout buffer, and in which environments row 0 begins an episode."""
     rows_, envs = buffer.buffer_size, buffer.n_envs
 
-    def rows(array: Array, axes: int) -> Array:
+    def rows(array: Array, shape: tuple[int, ...]) -> Array:
         """Rows in order; ``get`` leaves arrays with one axis for all steps, environment by environment."""
-        if array.shape[:2] == (rows_, envs) and array.ndim == 2 + axes:
+        if array.shape[:2] == (rows_, envs) and array.ndim == 2 + len(shape):
             return array.swapaxes(0, 1)[:, : buffer.size()]
-        return array.reshape(envs, rows_, *array.shape[1 : 1 + axes])
+        return array.reshape(envs, rows_, *shape)
 
-    def observed(array: Array, shape: tuple[int, ...]) -> Array:
-        return rows(array, len(shape))
-
-    arrays = {"observations": map_leaves(observed, buffer.observations, buffer.obs_shape)}
-    arrays |= {"actions": rows(buffer.actions, 1), "rewards": rows(buffer.rewards, 0)}
-    first = rows(buffer.episode_starts, 0) != 0
+    arrays = {"observations": map_leaves(rows, buffer.observations, buffer.obs_shape)}
+    arrays |= {"actions": rows(buffer.actions, (buffer.action_dim,)), "rewards": rows(buffer.rewards, ())}
+    first = rows(buffer.episode_starts, ()) != 0
     arrays["terminals"] = np.zeros(first.shape, bool)
     arrays["terminals"][:, :-1] = first[:, 1:]
     arrays["timeouts"] = np.zeros(first.shape, bool)

@@ -18,6 +18,7 @@ from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import map_leaves, nest_paths, nested_leaves
 from rltransformers.core.values import Array, as_array
 from rltransformers.data.keys import ENDS, NAMES, is_ignored
+from rltransformers.data.spaces import Sliced
 
 _EPISODE = (
     "episode",
@@ -53,27 +54,20 @@ _NUMBERED = re.compile(r"(.*?)(_|\.| |)(\[?)(\d+)(\]?)")
 _WITHOUT_A_WORD = (*_STEP, *STARTS, "index", "Unnamed: 0", "discount")  # left out; pandas calls row numbers Unnamed
 
 
-class Rows:
-    """Columns [N, ...] as rows in an order of their own, several side by side; made slice by slice when read."""
+class Rows(Sliced):
+    """Columns [N, ...] as rows in an order of their own, several side by side."""
 
     def __init__(self, columns: Sequence[Array], single: bool, order: npt.NDArray[np.int64] | None) -> None:
         self.columns, self.single, self.order = columns, single, order
         self.dtype = np.result_type(*columns)
         rows = len(columns[0] if order is None else order)
         self.shape = (rows, *columns[0].shape[1:]) if single else (rows, len(columns))
-        self.ndim = len(self.shape)
-
-    def __len__(self) -> int:
-        return int(self.shape[0])
 
     def __getitem__(self, rows: Any) -> Array:
         chosen = rows if self.order is None else self.order[rows]
         if self.single:
             return np.asarray(self.columns[0][chosen])
         return np.stack([column[chosen] for column in self.columns], axis=-1)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.asarray(self[:], dtype)
 
     def at(self, rows: npt.NDArray[np.int64]) -> "Rows":
         """Only these rows."""

@@ -182,7 +182,7 @@ def _virtual_parts(file: Any) -> dict[str, Any]:
     for index, part in enumerate(parts):
         if set(part) != set(parts[0]):
             raise DataError(f"{file.filename}: part {index} of 'virtual' has {sorted(part)}, part 0 {sorted(parts[0])}")
-    return {key: map_leaves(lambda *leaves: Joined(leaves), *(part[key] for part in parts)) for key in names.values()}
+    return {key: map_leaves(Joined, *(part[key] for part in parts)) for key in names.values()}
 
 
 def trajectories_from_d4rl(
@@ -312,7 +312,7 @@ def _with_following(given: Mapping[str, Any]) -> Any:
             return rows
         after = numbers(after)
         same = after.astype(rows.dtype)
-        return Joined([rows, same]) if np.array_equal(same, after) else rows
+        return Joined(rows, same) if np.array_equal(same, after) else rows
 
     try:
         return map_leaves(join, observations, given["next_observations"])

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.core.values import Array
-from rltransformers.data.spaces import chunks
+from rltransformers.data.spaces import chunks, one_hot
 from rltransformers.data.starts import share_of_start
 
 if TYPE_CHECKING:
@@ -96,15 +96,15 @@ def _rows(leaf: Array) -> Iterator[Floats]:
 def _values(leaf: Array, names: list[str] | None) -> dict[str, Any]:
     """Shape, type and range of a leaf [rows, ...], how many of its numbers never change, whether rows are one-hot."""
     extremes: list[Array] = []
-    one_hot = leaf.ndim == 2 and leaf.shape[1] > 1
+    all_one_hot = leaf.ndim == 2 and leaf.shape[1] > 1
     for chunk in chunks(leaf):
         rows = np.reshape(leaf[chunk], (-1, math.prod(leaf.shape[1:])))
         extremes = [np.min([*extremes[:1], rows.min(0)], axis=0), np.max([*extremes[1:], rows.max(0)], axis=0)]
-        one_hot = one_hot and bool((((rows == 0) | (rows == 1)).all(1) & (rows.sum(1) == 1)).all())
+        all_one_hot = all_one_hot and bool(one_hot(rows).all())
     low, high = (extreme.astype(np.float64) for extreme in extremes)
     values: dict[str, Any] = {"shape": list(leaf.shape[1:]), "type": str(leaf.dtype)}
     values |= {"min": float(low.min()), "max": float(high.max()), "constant": int((low == high).sum())}
-    values["one_hot"] = one_hot
+    values["one_hot"] = all_one_hot
     if len(low) <= MOST_LISTED:
         values |= {"low": low.tolist(), "high": high.tolist()} | ({"names": names} if names else {})
     return values
@@ -147,14 +147,13 @@ def description(summary: Mapping[str, Any]) -> str:
 
 def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
     length = summary["length"]
-    known = "known" if summary["final_observations"] else "unknown"
     yield _fact("name", summary["name"])
     yield _fact("environment", summary["env_id"] or "not named")
     yield _fact("episodes", f"{summary['episodes']:,}")
     yield _fact("steps", f"{summary['steps']:,}")
     yield _fact("lengths", f"min {_short(length['min'])}, median {_short(length['median'])}, max {length['max']:g}")
     yield _fact("ends", f"{summary['terminated_episodes']:,} terminated, {summary['truncated_episodes']:,} truncated")
-    yield _fact("last observations", known)
+    yield _fact("last observations", "known" if summary["final_observations"] else "unknown")
     for role in ("observation", "action"):
         guessed = f"{role}_space" in (*summary["guesses"], *summary["metadata"].get("guessed", ()))
         yield ""

@@ -99,17 +99,13 @@ def _steps_or_leaves(values: tuple[Any, ...], steps: int, where: str) -> Any:
 
 def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
     """All rows of all episodes, per leaf, for the inference of a space."""
-
-    def join(*leaves: Any) -> Any:
-        return Joined(leaves)
-
     values = [episode[key] for episode in episodes]
     try:
-        return map_leaves(join, *values)
+        return map_leaves(Joined, *values)
     except _MISFITS:
         for index, value in enumerate(values):
             try:
-                map_leaves(join, values[0], value)
+                map_leaves(Joined, values[0], value)
             except _MISFITS as error:
                 what = f"{key} of episode {index}" + (" do not fit those of episode 0" if index else " are unfit")
                 text = isinstance(error, DataError) and key == "observations" and isinstance(value, Mapping | tuple)

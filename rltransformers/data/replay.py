@@ -209,9 +209,7 @@ class SegmentReplay:
             as_signed(leaf)[place] = as_signed(to_tensor(np.asarray(observations[path]), CPU, leaf.dtype)[chosen])
         for leaf in self.actions.values():
             as_signed(leaf)[place] = as_signed(leaf[self._newest(at, 1)])  # never read, and legal
-        self.rewards[place] = 0.0
-        self.terminal[place] = self.counts[place] = False
-        self.ended[at] = True
+        self._end(at)
 
     def fault(self, state: Mapping[str, Any]) -> str | None:
         """What rows of a ``state_dict`` hold that no environment gave: numbers outside their space, or not finite."""

@@ -32,13 +32,37 @@ def chunks(array: Any, rows: int | None = None) -> Iterator[slice]:
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
-class Joined:
-    """Arrays [rows, ...] one behind the other as one array that is read in slices, as an HDF5 data set is.
+class Sliced:
+    """Base of arrays [rows, ...] that are read in slices, as an HDF5 data set is."""
 
-    Raises ValueError where the rows have different shapes.
-    """
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
-    def __init__(self, parts: Sequence[Any]) -> None:
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Any:
+        if not isinstance(rows, slice):
+            return self[rows : rows + 1][0]
+        start, stop, _ = rows.indices(len(self))
+        return self.read(start, max(start, stop))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self[:], dtype, copy=copy)
+
+    def read(self, start: int, stop: int) -> Array:
+        """The rows from ``start`` on and before ``stop``."""
+        raise NotImplementedError
+
+
+class Joined(Sliced):
+    """Arrays [rows, ...] one behind the other as one; ValueError where their rows have different shapes."""
+
+    def __init__(self, *parts: Any) -> None:
         self.parts = [lazy_numbers(part) for part in parts]
         shapes = list(dict.fromkeys(tuple(part.shape[1:]) for part in self.parts))
         if len(shapes) > 1 or any(len(part.shape) == 0 for part in self.parts):
@@ -46,23 +70,13 @@ class Joined:
         self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in self.parts])]).astype(np.int64)
         self.dtype = np.result_type(*(part.dtype for part in self.parts))
         self.shape = (int(self.offsets[-1]), *shapes[0])
-        self.ndim = len(self.shape)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: int | slice) -> Any:
-        if not isinstance(rows, slice):
-            return self[rows : rows + 1][0]
-        start, stop, _ = rows.indices(len(self))
+    def read(self, start: int, stop: int) -> Array:
         first, last = (int(np.searchsorted(self.offsets, row, side="right")) - 1 for row in (start, max(stop - 1, 0)))
         pieces = [np.empty((0, *self.shape[1:]), self.dtype)]
         for part, offset in zip(self.parts[first : last + 1], self.offsets[first:], strict=False):
             pieces.append(np.asarray(part[max(start - offset, 0) : max(stop - offset, 0)]))
         return np.concatenate(pieces)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.asarray(self[:], dtype)
 
 
 def infer_space(values: Any, role: str, name: str) -> Space:
@@ -126,7 +140,7 @@ def _doubt(role: str, leaf: Space, values: Any) -> str | None:
     shape = tuple(rows.shape[1:])
     if isinstance(leaf, spaces.Box) and role != "actions":
         return None
-    if len(shape) == 1 and shape[0] > 1 and _all_rows(rows, _one_hot):
+    if len(shape) == 1 and shape[0] > 1 and _all_rows(rows, one_hot):
         return f"the {role} are one-hot; of classes they are the index, {role}.argmax(-1)"
     if isinstance(leaf, spaces.Discrete | spaces.MultiBinary) and rows.dtype.kind == "b":
         return None
@@ -166,7 +180,8 @@ def _all_rows(rows: Any, true_of: Callable[[Array], Bools]) -> bool:
     return all(bool(true_of(np.asarray(rows[chunk])).all()) for chunk in chunks(rows))
 
 
-def _one_hot(rows: Array) -> Bools:
+def one_hot(rows: Array) -> Bools:
+    """Which rows [N, D] have a one and else zeros."""
     ones = rows == 1
     return np.asarray(((rows == 0) | ones).all(axis=-1) & (ones.sum(axis=-1) == 1))
 

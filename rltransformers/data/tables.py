@@ -81,12 +81,8 @@ def trajectories_from_dataset(dataset: Any, options: Options) -> Trajectories:
         (dataset,) = dataset.values()
     configuration = dataset.config_name
     name = configuration if configuration not in (None, "default") else "dataset"
-
-    def batches() -> Iterator[Any]:
-        for table in dataset.with_format("arrow").iter(_ROWS_AT_ONCE):
-            yield from table.to_batches()
-
-    return trajectories_from_tables([batches()], options, name)
+    tables = dataset.with_format("arrow").iter(_ROWS_AT_ONCE)
+    return trajectories_from_tables([(batch for table in tables for batch in table.to_batches())], options, name)
 
 
 def is_arrow(value: object) -> bool:

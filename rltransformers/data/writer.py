@@ -25,12 +25,7 @@ class TrajectoryWriter:
     """
 
     def __init__(
-        self,
-        lengths: Sequence[int] | Array,
-        observation_space: Space,
-        action_space: Space,
-        name: str,
-        options: Options,
+        self, lengths: Sequence[int] | Array, observation_space: Space, action_space: Space, name: str, options: Options
     ) -> None:
         numeric = [p for p, leaf in leaf_spaces(observation_space).items() if p and isinstance(leaf, SUPPORTED_LEAVES)]
         way_out = f"keep the others with observation_leaves={numeric}" if numeric else "encode it as one of these"
