@@ -121,7 +121,7 @@ def new_policy(backbone: Mapping[str, Any]) -> GTrXLPolicy:
 @torch.no_grad()
 def random_segment(policy: GTrXLPolicy, n_envs: int, n_steps: int, start: PolicyState) -> Segment:
     """A finished rollout in the middle of episodes that starts from ``start``, filled with random numbers."""
-    buffer = RolloutBuffer(n_envs, n_steps, OBSERVATIONS, ACTIONS)
+    buffer = RolloutBuffer(n_envs, n_steps, {"": OBSERVATIONS}, ACTIONS)
     buffer.reset(policy.without_cache(start))
     no, yes = np.zeros(n_envs, bool), np.ones(n_envs, bool)
     for _ in range(n_steps):

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor
@@ -128,7 +127,7 @@ class SegmentReplay:
         segment_length: L.
         context: C, rows before a segment that are drawn with it.
         n_step: rows behind a segment that are drawn with it, at least 1.
-        observation_space: as environments give it, or its leaves by path; integers keep their type (images stay bytes).
+        observation_spaces: leaves of an observation by path; integers keep their type (images stay bytes).
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class SegmentReplay:
         segment_length: int,
         context: int,
         n_step: int,
-        observation_space: Space | Mapping[str, Space],
+        observation_spaces: Mapping[str, Space],
         action_space: Space,
     ) -> None:
         self.n_envs, self.length, self.context, self.n_step = n_envs, segment_length, context, n_step
@@ -151,9 +150,8 @@ class SegmentReplay:
                 f"{n_envs} environments, but one with its context of {context} steps needs {needed}: buffer_size "
                 f"must be at least {needed * segment_length * n_envs}"
             )
-        seen = leaf_spaces(observation_space) if isinstance(observation_space, gym.Space) else observation_space
-        self.spaces = {"observations": seen, "actions": leaf_spaces(action_space)}
-        self.observation_leaves = observation_layout(observation_space)
+        self.spaces = {"observations": observation_spaces, "actions": leaf_spaces(action_space)}
+        self.observation_leaves = observation_layout(observation_spaces)
         lead = (n_envs, self.rows)
         self.observations = {p: torch.zeros(*lead, *s, dtype=t) for p, (s, t) in self.observation_leaves.items()}
         self.actions = {p: torch.zeros(*lead, *s, dtype=t) for p, (s, t) in action_layout(action_space).items()}

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -82,19 +81,20 @@ class RolloutBuffer:
     """Room for ``n_steps`` steps of ``n_envs`` environments in contiguous [E, T] tensors.
 
     Each rollout gets fresh tensors, so a finished ``Segment`` stays valid while the next one is collected.
+    ``observation_spaces`` are the leaves of an observation by path.
     """
 
     def __init__(
         self,
         n_envs: int,
         n_steps: int,
-        observation_space: Space | Mapping[str, Space],
+        observation_spaces: Mapping[str, Space],
         action_space: Space,
         device: torch.device | str = "cpu",
     ) -> None:
         self.n_envs = n_envs
         self.n_steps = n_steps
-        self.observation_leaves = observation_layout(observation_space)
+        self.observation_leaves = observation_layout(observation_spaces)
         self.action_leaves = action_layout(action_space)
         self.device = torch.device(device)
         self.reset()
@@ -186,9 +186,8 @@ Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and type by leaf path."""
 
 
-def observation_layout(space: Space | Mapping[str, Space]) -> Layout:
-    """Of one stored observation, of a space or of leaves by path: ``stored_dtype``, images and flags as bytes."""
-    leaves = leaf_spaces(space) if isinstance(space, gym.Space) else space
+def observation_layout(leaves: Mapping[str, Space]) -> Layout:
+    """Of one stored observation, of its leaves by path: ``stored_dtype``, images and flags as bytes."""
     return {path: (tuple(leaf.shape or ()), _torch_type(leaf)) for path, leaf in leaves.items()}
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -13,13 +14,16 @@ from rltransformers.data.replay import Draw, SegmentReplay
 
 E, L, C, N = 3, 4, 5, 2
 Rows = tuple[int, ...]
-SPACE = spaces.Dict({"place": spaces.Box(-np.inf, np.inf, (2,)), "eye": spaces.Box(0, 255, (1, 3, 2), np.uint8)})
+SPACES: dict[str, gym.Space[Any]] = {
+    "place": spaces.Box(-np.inf, np.inf, (2,)),
+    "eye": spaces.Box(0, 255, (1, 3, 2), np.uint8),
+}
 ACTIONS = spaces.Discrete(7, start=2)
 
 
 def replay(capacity: int = E * L * 5, **settings: Any) -> SegmentReplay:
     sizes = {"segment_length": L, "context": C, "n_step": N} | settings
-    return SegmentReplay(capacity, E, observation_space=SPACE, action_space=ACTIONS, **sizes)
+    return SegmentReplay(capacity, E, observation_spaces=SPACES, action_space=ACTIONS, **sizes)
 
 
 class Writer:

@@ -44,7 +44,7 @@ def filled(
     discount: float = 0.9,
     trace: float = 0.8,
 ) -> Segment:
-    buffer = RolloutBuffer(ENVS, STEPS, spaces.Box(-1, 1, (2,)), spaces.Discrete(3))
+    buffer = RolloutBuffer(ENVS, STEPS, {"": spaces.Box(-1, 1, (2,))}, spaces.Discrete(3))
     buffer.reset(Rows(torch.arange(ENVS)))
     rewards = torch.randn(ENVS, STEPS) if rewards is None else rewards
     values = torch.randn(ENVS, STEPS) if values is None else values
@@ -132,7 +132,7 @@ def test_minibatches_hold_every_environment_once_with_its_memory() -> None:
 
 
 def test_a_finished_segment_survives_the_next_rollout() -> None:
-    buffer = RolloutBuffer(1, 1, spaces.Box(-1, 1, (1,)), spaces.Discrete(2))
+    buffer = RolloutBuffer(1, 1, {"": spaces.Box(-1, 1, (1,))}, spaces.Discrete(2))
     one, no, ones = torch.ones(1), np.zeros(1, bool), np.ones(1, np.float32)
     buffer.add({"": torch.ones(1, 1)}, {"": torch.ones(1).long()}, ones, no, no, one, one, ~no)
     first = buffer.finish(one, 1.0, 1.0)
@@ -155,7 +155,7 @@ def test_a_finished_segment_survives_the_next_rollout() -> None:
     ],
 )
 def test_observations_keep_room_for_their_values(space: gym.Space[Any], dtype: torch.dtype) -> None:
-    assert observation_layout(space) == {"": (space.shape, dtype)}
+    assert observation_layout({"": space}) == {"": (space.shape, dtype)}
 
 
 def test_indices_above_255_fit_into_stored_actions() -> None:  # T22: actions kept as bytes

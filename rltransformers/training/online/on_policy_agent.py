@@ -18,6 +18,7 @@ from rltransformers.core.checkpoint import File
 from rltransformers.core.device import check_memory
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import strict
+from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.values import to_tensor
 from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment, bytes_of, observation_layout
 from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
@@ -61,7 +62,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         self.check_together()
         rows = self._rows_per_batch()
         self.sharing.check(self.policy_kwargs.get("readout"), rows, self.all_envs % rows or rows)
-        step = bytes_of(observation_layout(tree_space(self.observation_space))) + BYTES_BESIDE
+        step = bytes_of(observation_layout(leaf_spaces(tree_space(self.observation_space)))) + BYTES_BESIDE
         room = self.n_steps * (self.n_envs * step + BYTES_OF_TENSORS)
         what = f"n_steps ({self.n_steps}) steps of {self.n_envs} environments need"
         check_memory(room, what, "lower n_steps or the number of environments", self.device)
