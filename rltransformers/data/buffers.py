@@ -99,10 +99,8 @@ def _rolled_out(buffer: Any) -> tuple[dict[str, Any], Bools]:
     arrays = {"observations": map_leaves(rows, buffer.observations, buffer.obs_shape)}
     arrays |= {"actions": rows(buffer.actions, (buffer.action_dim,)), "rewards": rows(buffer.rewards, ())}
     first = rows(buffer.episode_starts, ()) != 0
-    arrays["terminals"] = np.zeros(first.shape, bool)
-    arrays["terminals"][:, :-1] = first[:, 1:]
-    arrays["timeouts"] = np.zeros(first.shape, bool)
-    arrays["timeouts"][:, -1] = True  # whether the last step ended an episode is not stored
+    newest = np.arange(first.shape[1]) == first.shape[1] - 1  # whether these steps ended an episode is not stored
+    arrays |= {"terminals": np.roll(first, -1, axis=1) & ~newest, "timeouts": np.broadcast_to(newest, first.shape)}
     return arrays, first[:, 0]
 
 
@@ -111,11 +109,9 @@ def _restarts(observations: Any, following: Any) -> Bools:
     differences: list[Bools] = []
 
     def compare(rows: Array, after: Array) -> None:
-        different = (rows[:, 1:] != after[:, :-1]).reshape(*rows[:, 1:].shape[:2], -1)
-        both_nan = np.zeros_like(different)
-        if rows.dtype.kind == "f":
-            both_nan = (np.isnan(rows[:, 1:]) & np.isnan(after[:, :-1])).reshape(different.shape)
-        differences.append((different & ~both_nan).any(axis=-1))
+        left, right = rows[:, 1:], after[:, :-1]
+        different = (left != right) & ((left == left) | (right == right))  # NaN is like NaN
+        differences.append(different.reshape(*left.shape[:2], -1).any(axis=-1))
 
     map_leaves(compare, observations, following)
     return np.logical_or.reduce(differences)

@@ -345,8 +345,7 @@ def _ends_before(starts: npt.NDArray[np.int64], flagged: Bools, name: str) -> Bo
 
 def _cut_at(ends: Bools, limit: int) -> Bools:
     """``ends`` and every ``limit``-th step counted from the start of the own episode."""
-    stops = np.flatnonzero(ends)
-    starts = np.concatenate([[0], stops + 1])
-    age = np.arange(len(ends)) - starts[np.searchsorted(stops, np.arange(len(ends)), side="left")]
-    cut: Bools = ends | (age % limit == limit - 1)
+    steps = np.arange(len(ends))
+    starts = np.maximum.accumulate(np.where(np.append(True, ends[:-1]), steps, 0))
+    cut: Bools = ends | ((steps - starts) % limit == limit - 1)
     return cut

@@ -135,21 +135,16 @@ class ContextSampler:
         begin = index - self._window_starts[episode] - self._before  # negative: the window starts before its episode
         length = torch.minimum(begin + self.context_length, end - first) - begin.clamp(min=0)
         timestep = begin.clamp(min=0)[:, None] + torch.minimum(self._arange, length[:, None] - 1)
-        steps = (first[:, None] + timestep).flatten()
-        rows = steps + episode.repeat_interleave(self.context_length)
-        shape = (len(index), self.context_length)
-
-        def gather(leaf: Tensor, places: Tensor) -> Tensor:
-            return leaf.index_select(0, places).view(*shape, *leaf.shape[1:])
-
+        steps = first[:, None] + timestep
+        rows = steps + episode[:, None]
         return ContextBatch(
-            {path: gather(leaf, rows) for path, leaf in self._observations.items()},
-            {path: gather(leaf, steps) for path, leaf in self._actions.items()},
-            gather(self._rewards, steps),
-            gather(self._return_to_go, steps),
+            {path: _gather(leaf, rows) for path, leaf in self._observations.items()},
+            {path: _gather(leaf, steps) for path, leaf in self._actions.items()},
+            _gather(self._rewards, steps),
+            _gather(self._return_to_go, steps),
             timestep,
             self._arange < length[:, None],
-            gather(self._terminated, steps),
+            _gather(self._terminated, steps),
             episode,
             self._episode_return[episode],
             self._chunks(episode, timestep) if self.chunk > 1 else None,
@@ -159,15 +154,11 @@ class ContextSampler:
         first, end = (self._offsets[each][:, None, None] for each in (episode, episode + 1))
         step = first + timestep[..., None] + torch.arange(self.chunk, device="cpu")
         place = torch.minimum(step, end - 1)
-
-        def gather(leaf: Tensor, places: Tensor) -> Tensor:
-            return leaf.index_select(0, places.flatten()).view(*step.shape, *leaf.shape[1:])
-
         masks = {path: leaf for path, leaf in self._observations.items() if path == ACTION_MASK}
         return ChunkTargets(
-            {path: gather(leaf, place) for path, leaf in self._actions.items()},
+            {path: _gather(leaf, place) for path, leaf in self._actions.items()},
             step < end,
-            {path: gather(leaf, place + episode[:, None, None]) for path, leaf in masks.items()},
+            {path: _gather(leaf, place + episode[:, None, None]) for path, leaf in masks.items()},
         )
 
     def windows_of(self, episodes: Bool[Tensor, " E"]) -> Int[Tensor, " N"]:
@@ -188,3 +179,8 @@ class ContextSampler:
         first = torch.where(begin == 0, 0, length - period)
         wanted = (self._arange >= first[:, None]) & (self._arange < (steps[of_window] - begin)[:, None])
         return self._window_starts[episodes][of_window] + self._before + begin, wanted
+
+
+def _gather(leaf: Tensor, places: Tensor) -> Tensor:
+    """The rows of a leaf at these places, in their shape."""
+    return leaf.index_select(0, places.flatten()).view(*places.shape, *leaf.shape[1:])
