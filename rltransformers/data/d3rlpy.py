@@ -47,13 +47,9 @@ def is_replay(value: object) -> bool:
 
 def trajectories_from_replay(buffer: Any, options: Options) -> Trajectories:
     """Trajectories of the episodes of such a buffer."""
+    keys = ("observations", "rewards", "terminated")
     episodes = [
-        {
-            "observations": episode.observations,
-            "actions": _classes(episode.actions),
-            "rewards": episode.rewards,
-            "terminated": episode.terminated,
-        }
+        {key: getattr(episode, key) for key in keys} | {"actions": _classes(episode.actions)}
         for episode in buffer.episodes
     ]
     return trajectories_from_episodes(episodes, options, type(buffer).__name__, "d3rlpy")

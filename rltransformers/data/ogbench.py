@@ -136,11 +136,5 @@ def episodes_of_task(arrays: Mapping[str, Array]) -> dict[str, Array]:
     cut = arrays["terminals"] > 0
     first = np.concatenate([[True], cut[:-1]])
     rows = ~at_goal | first | ~np.concatenate([[False], at_goal[:-1]])  # all but further steps in the goal
-    return {
-        "observations": arrays["observations"][rows],
-        "actions": arrays["actions"][rows],
-        "next_observations": arrays["next_observations"][rows],
-        "rewards": arrays["rewards"][rows],
-        "terminals": at_goal[rows],
-        "timeouts": (cut & ~at_goal)[rows],
-    }
+    result = {key: arrays[key][rows] for key in ("observations", "actions", "next_observations", "rewards")}
+    return result | {"terminals": at_goal[rows], "timeouts": (cut & ~at_goal)[rows]}

@@ -116,14 +116,14 @@ def record(
     warn_of_statistics(environments.source)
     try:
         with guarding(environments.env) as environments.env:
-            mixed = behavior if isinstance(behavior, Mixture) else Mixture(((1.0, behavior),))
-            if deterministic and all(decides_by_itself(one) for _, one in mixed.parts):
+            mixture = behavior if isinstance(behavior, Mixture) else Mixture(((1.0, behavior),))
+            if deterministic and all(decides_by_itself(one) for _, one in mixture.parts):
                 raise ConfigError(
                     "deterministic=True is for agents, models and policies; random actions have no mode, and other "
                     "behaviors decide by themselves; leave it out"
                 )
             count, what = (steps, "steps") if steps is not None else (episodes or 0, "episodes")
-            shares = mixed.shares(count)
+            shares = mixture.shares(count)
             view = _view(part, environments.observation_space)
             # As recorded and as episodes, which have a step or more.
             room = 2 * count * bytes_of(_layout(view.observation_space, environments.action_space))
@@ -136,7 +136,7 @@ def record(
             env_id, env_spec = spec.id if spec else None, spec_json(environments)
             results: list[Trajectories] = []
             described: list[dict[str, Any]] = []
-            for (weight, behaved), share in zip(mixed.parts, shares, strict=True):
+            for (weight, behaved), share in zip(mixture.parts, shares, strict=True):
                 actor = as_behavior(
                     behaved, environments.observation_space, environments.action_space, deterministic=deterministic
                 )

@@ -33,7 +33,7 @@ from rltransformers.data.columns import (
 )
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.spaces import Options
-from rltransformers.data.trajectories import Leaves, Trajectories
+from rltransformers.data.trajectories import Trajectories
 from rltransformers.data.writer import column
 
 EXTRA = "csv"
@@ -237,14 +237,11 @@ def write_csv(data: Trajectories, path: str | os.PathLike[str], *, overwrite: bo
     pandas = require("pandas", EXTRA)
     episodes, steps = data.episode_of_steps, np.arange(data.steps)
     rows = steps + episodes
-    kinds: dict[str, tuple[Leaves, Any]] = {
-        "observations": (data.observations, rows),
-        "actions": (data.actions, slice(None)),
-    }
+    kinds = [("observations", data.observations, rows), ("actions", data.actions, steps)]
     if data.final_observations:
-        kinds["next_observations"] = (data.observations, rows + 1)
+        kinds.append(("next_observations", data.observations, rows + 1))
     columns: dict[str, Array] = {}
-    for kind, (leaves, chosen) in kinds.items():
+    for kind, leaves, chosen in kinds:
         for leaf, values in leaves.items():
             if values.ndim > 2:
                 raise DataError(
