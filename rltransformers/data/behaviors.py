@@ -84,7 +84,21 @@ def load_behavior(spec: str, observation_space: Space, action_space: Space, *, d
     if not argument:
         known = "random, demonstration:<task>, sb3:<algorithm>:<zip>, checkpoint:<path>, export:<path>, <module>:<name>"
         raise ConfigError(f"the behavior {spec!r} is none of: {known}")
-    return _load_named(kind, argument, observation_space, action_space, deterministic)
+    try:
+        module = import_module(kind)
+    except ImportError as error:
+        raise ConfigError(f"cannot import {kind!r} of the behavior {spec!r}: {error}") from error
+    if not hasattr(module, argument):
+        public = [each for each in vars(module) if each[0] != "_"]
+        raise ConfigError(f"{kind} has no {argument!r}; {did_you_mean(argument, public)}")
+    actor = getattr(module, argument)
+    if isinstance(actor, type):
+        _check_called(actor, argument, ("observation_space", "action_space"))
+        actor = actor(observation_space, action_space)
+    behavior = as_behavior(actor, observation_space, action_space, deterministic=deterministic)
+    if isinstance(behavior, FunctionBehavior):
+        behavior.name = spec
+    return behavior
 
 
 def register_behavior(kind: str, loader: BehaviorLoader) -> None:
@@ -206,26 +220,6 @@ def decides_by_itself(behavior: Any) -> bool:
     if isinstance(behavior, str):
         return behavior == "random" or behavior.startswith("demonstration:")
     return not (callable(getattr(type(behavior), "actor", None)) or isinstance(behavior, BaseAlgorithm | BasePolicy))
-
-
-def _load_named(
-    module_name: str, name: str, observation_space: Space, action_space: Space, deterministic: bool
-) -> Behavior:
-    try:
-        module = import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"cannot import {module_name!r} of the behavior '{module_name}:{name}': {error}") from error
-    if not hasattr(module, name):
-        public = [each for each in vars(module) if each[0] != "_"]
-        raise ConfigError(f"{module_name} has no {name!r}; {did_you_mean(name, public)}")
-    actor = getattr(module, name)
-    if isinstance(actor, type):
-        _check_called(actor, name, ("observation_space", "action_space"))
-        actor = actor(observation_space, action_space)
-    behavior = as_behavior(actor, observation_space, action_space, deterministic=deterministic)
-    if isinstance(behavior, FunctionBehavior):
-        behavior.name = f"{module_name}:{name}"
-    return behavior
 
 
 @dataclass(frozen=True)

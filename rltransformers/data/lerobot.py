@@ -66,7 +66,10 @@ def read_lerobot(path: str | os.PathLike[str], options: Options) -> Trajectories
     """
     folder = Path(path).expanduser()
     info_file, *files = lerobot_files(folder)
-    info, features = _described(info_file)
+    info = read_json(info_file, DataError, "download the data set again")
+    features = info.get("features") if isinstance(info, dict) else None
+    if not isinstance(features, dict) or not all(isinstance(feature, dict) for feature in features.values()):
+        raise DataError(f"{info_file} lists no features; lerobot's converters bring older data sets to version 2 or 3")
     batches = [batch for batch in file_batches(files) if batch.num_rows]
     if not batches:
         raise DataError(f"{folder} holds no rows; nothing can be learned from it")
@@ -108,15 +111,6 @@ def read_lerobot(path: str | os.PathLike[str], options: Options) -> Trajectories
     facts = {"tasks": tasks, **{key: info[key] for key in ("fps", "robot_type") if info.get(key) is not None}}
     facts["names"] = {kind: leaves for kind, leaves in names.items() if leaves}
     return replace(data, metadata=dict(data.metadata) | facts, verify=False)
-
-
-def _described(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The description of a folder, and the features in it."""
-    info = read_json(file, DataError, "download the data set again")
-    features = info.get("features") if isinstance(info, dict) else None
-    if not isinstance(features, dict) or not all(isinstance(feature, dict) for feature in features.values()):
-        raise DataError(f"{file} lists no features; lerobot's converters bring older data sets to version 2 or 3")
-    return info, features
 
 
 def _leaves(columns: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:

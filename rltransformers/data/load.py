@@ -66,14 +66,14 @@ class Source:
         refuses: options that do not apply, and to what they do not.
         files: what a cache knows the dataset by: its files, and whatever else says which of their contents it is. Such
             a source is read where ``Options.allocate`` says.
-        has_columns: whether it is a table of named columns, to which ``columns`` applies.
+        has_columns: whether it may be a table of named columns, to which ``columns`` applies.
     """
 
     knows: Callable[[Any], bool]
     reads: Callable[[Any, Options], Trajectories]
     refuses: Mapping[str, str] = field(default_factory=dict)
     files: Callable[[Any], list[Any]] | None = None
-    has_columns: bool = False
+    has_columns: bool = True
 
 
 def _is_path(knows: Callable[[Path], bool]) -> Callable[[Any], bool]:
@@ -213,43 +213,36 @@ def _file(dataset: str) -> list[Any]:
 
 
 SOURCES = (
-    Source(lambda dataset: isinstance(dataset, Trajectories), _read_trajectories, _WHOLE),
-    Source(_is_path(_holds_trajectories), _read_trajectories, _WHOLE),
-    Source(_is_path(is_lerobot), read_lerobot, files=lerobot_files, has_columns=True),
-    Source(_is_path(is_table), read_table, files=table_files, has_columns=True),
-    Source(_ends_with(*CSV), read_csv, files=_file, has_columns=True),
-    Source(
-        _is_path(lambda path: path.is_dir() and any(path.glob("*.csv"))), read_csv, files=csv_files, has_columns=True
-    ),
-    Source(_ends_with(*JSONL), read_jsonl, files=_file, has_columns=True),
-    Source(_ends_with(".json"), read_json, files=_file, has_columns=True),
-    Source(_ends_with(*HDF5), read_hdf5, files=_file, has_columns=True),
-    Source(_is_ogbench, read_ogbench, files=lambda name: [existing_ogbench_file(name), name]),
-    Source(_ends_with(".npz"), read_npz, files=_file, has_columns=True),
-    Source(
-        _is_path(is_pickle),
-        read_pickle,
-        _MARKED | {"cache": "a pickle; call .save(folder) on the result"},
-        has_columns=True,
-    ),
-    Source(_is_d4rl, read_d4rl_id, files=lambda name: [existing_d4rl_file(name), name]),
+    Source(lambda dataset: isinstance(dataset, Trajectories), _read_trajectories, _WHOLE, has_columns=False),
+    Source(_is_path(_holds_trajectories), _read_trajectories, _WHOLE, has_columns=False),
+    Source(_is_path(is_lerobot), read_lerobot, files=lerobot_files),
+    Source(_is_path(is_table), read_table, files=table_files),
+    Source(_ends_with(*CSV), read_csv, files=_file),
+    Source(_is_path(lambda path: path.is_dir() and any(path.glob("*.csv"))), read_csv, files=csv_files),
+    Source(_ends_with(*JSONL), read_jsonl, files=_file),
+    Source(_ends_with(".json"), read_json, files=_file),
+    Source(_ends_with(*HDF5), read_hdf5, files=_file),
+    Source(_is_ogbench, read_ogbench, files=lambda name: [existing_ogbench_file(name), name], has_columns=False),
+    Source(_ends_with(".npz"), read_npz, files=_file),
+    Source(_is_path(is_pickle), read_pickle, _MARKED | {"cache": "a pickle; call .save(folder) on the result"}),
+    Source(_is_d4rl, read_d4rl_id, files=lambda name: [existing_d4rl_file(name), name], has_columns=False),
     Source(
         _is_minari,
         read_minari,
         {"split_on_discontinuity": "Minari data, whose episodes are stored one by one"},
         minari_files,
+        has_columns=False,
     ),
-    Source(is_buffer, trajectories_from_buffer, _MARKED | _IN_MEMORY),
-    Source(is_dataset, trajectories_from_dataset, _IN_MEMORY, has_columns=True),
-    Source(is_frame, trajectories_from_frame, _IN_MEMORY, has_columns=True),
-    Source(is_arrow, trajectories_from_arrow, _IN_MEMORY, has_columns=True),
-    Source(is_replay, trajectories_from_replay, _IN_MEMORY),
-    Source(lambda dataset: isinstance(dataset, Mapping), trajectories_from_arrays, _IN_MEMORY, has_columns=True),
+    Source(is_buffer, trajectories_from_buffer, _MARKED | _IN_MEMORY, has_columns=False),
+    Source(is_dataset, trajectories_from_dataset, _IN_MEMORY),
+    Source(is_frame, trajectories_from_frame, _IN_MEMORY),
+    Source(is_arrow, trajectories_from_arrow, _IN_MEMORY),
+    Source(is_replay, trajectories_from_replay, _IN_MEMORY, has_columns=False),
+    Source(lambda dataset: isinstance(dataset, Mapping), trajectories_from_arrays, _IN_MEMORY),
     Source(
         lambda dataset: isinstance(dataset, Iterable) and not isinstance(dataset, str),
         trajectories_from_items,
         _IN_MEMORY,
-        has_columns=True,
     ),
 )
 

@@ -31,9 +31,9 @@ def share_of_start(data: "Trajectories") -> dict[str, Any] | None:
     returns = data.returns[episodes]
     if len(data) < FEWEST or np.ptp(returns) == 0:
         return None
-    rows = data.offsets[episodes] + episodes
+    rows, places = np.unique(data.offsets[episodes] + episodes, return_inverse=True)
     parts = [
-        _features(leaf, np.asarray(data.observations[path][np.sort(rows)])[np.argsort(np.argsort(rows))], generator)
+        _features(leaf, np.asarray(data.observations[path][rows])[places], generator)
         for path, leaf in leaf_spaces(data.observation_space).items()
     ]
     features = np.concatenate(parts, axis=1)

@@ -158,8 +158,7 @@ def trajectories_from_steps(
     if rows == 0:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
     marks = _flags({role: roles.pop(role) for role in FLAGS if role in roles}, name)
-    marked = any(values.any() for values in marks.values())
-    if files is not None and first is not None and not (step or marked):
+    if files is not None and first is not None and not (step or any(values.any() for values in marks.values())):
         across = [file for file in files[1:] if file < np.append(first, rows)[1]]
         if across:
             raise DataError(
