@@ -209,12 +209,6 @@ def trajectories_from_d4rl(
     name, time_limit = options.name or name, options.time_limit
     arrays = pick_leaves(arrays, options.observation_leaves)
     names = key_names(arrays, name)
-    missing = [key for key in ("observations", "actions") if key not in names]
-    if missing:
-        raise DataError(
-            f"{name}: the keys {missing} are missing, present are {sorted(map(str, arrays))}; columns={{...}} says "
-            f"what arrays of other names hold"
-        )
     given = {ours: arrays[theirs] for ours, theirs in names.items()}
     rewards = _array(given["rewards"], f"{name}: {names['rewards']}") if "rewards" in given else None
     counted = _array(first_leaf(given["actions"]), f"{name}: actions") if rewards is None else rewards

@@ -42,9 +42,7 @@ def trajectories_from_episodes(
         observations = episode["observations"]
         if "next_observations" in episode:
             where = f"{name}: next_observations of episode {index}"
-            observations = _append_last(
-                observation_space, observations, episode["next_observations"], lengths[index], where
-            )
+            observations = _append_last(observation_space, episode, lengths[index], where)
         writer.add(
             observations,
             episode["actions"],
@@ -72,11 +70,7 @@ def _arrays(episode: Any, index: int, name: str) -> dict[str, Any]:
         way_out = "; files are joined by Trajectories.concatenate(map(load_trajectories, files))" if files else ""
         raise DataError(f"{where} is {type(episode).__name__}, expected a dict of arrays{way_out}")
     episode = {key: values for key, values in episode.items() if values is not None}  # imitation's Trajectory has such
-    given = key_names(episode, where)
-    for key in ("observations", "actions"):
-        if key not in given:
-            raise DataError(f"{where} lacks {key!r}; present: {sorted(map(str, episode))}")
-    arrays = {ours: episode[theirs] for ours, theirs in given.items()}
+    arrays = {ours: episode[theirs] for ours, theirs in key_names(episode, where).items()}
     for key, values in arrays.items():
         if isinstance(arrays.get("rewards"), tuple) and isinstance(values, tuple) and key != "rewards":
             values = _steps_or_leaves(values, len(arrays["rewards"]), f"{where}: {key}")
@@ -117,7 +111,7 @@ def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
         raise
 
 
-def _append_last(space: Space, observations: Any, following: Any, steps: int, where: str) -> Any:
+def _append_last(space: Space, episode: Mapping[str, Any], steps: int, where: str) -> Any:
     """Observations with the last row of ``next_observations`` behind them, nested like the space."""
 
     def join(rows: Any, after: Any) -> Any:
@@ -129,8 +123,8 @@ def _append_last(space: Space, observations: Any, following: Any, steps: int, wh
         return np.concatenate([rows, after[-1:]]) if len(rows) == steps else rows
 
     try:
-        last = leaf_values(space, following)
-        joined = {path: join(rows, last[path]) for path, rows in leaf_values(space, observations).items()}
+        last = leaf_values(space, episode["next_observations"])
+        joined = {path: join(rows, last[path]) for path, rows in leaf_values(space, episode["observations"]).items()}
         return nest_leaves(space, joined)
     except _MISFITS as error:
         raise DataError(f"{where} do not fit the observations ({one_line(error)})") from error

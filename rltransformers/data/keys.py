@@ -51,7 +51,8 @@ def check_leaves(leaves: Sequence[str], known: Mapping[str, Any]) -> None:
 def key_names(arrays: Mapping[Any, Any], where: str) -> dict[str, str]:
     """Our name → the name in ``arrays``, for the arrays that are there; ``where`` opens the messages.
 
-    Other keys are refused: a misspelt flag that is dropped makes every episode end differently.
+    Other keys are refused: a misspelt flag that is dropped makes every episode end differently. DataError without
+    observations or actions, too.
     """
     ours = {name: standard for standard, names in NAMES.items() for name in names}
     names_of: dict[str, str] = {}
@@ -71,5 +72,11 @@ def key_names(arrays: Mapping[Any, Any], where: str) -> dict[str, str]:
             raise DataError(
                 f"{where} has the unknown key {shown(key)}; {did_you_mean(key, ours)} If it is none of them, take it "
                 f"out or put it under 'infos', which is not read; columns={{...}} says what flat arrays hold"
+            )
+    for key in ("observations", "actions"):
+        if key not in names_of:
+            raise DataError(
+                f"{where} lacks {key!r}; present: {sorted(map(str, arrays))}; columns={{...}} says what flat arrays of "
+                f"other names hold"
             )
     return names_of

@@ -174,7 +174,7 @@ def test_vectors_may_be_missing_where_an_episode_ends() -> None:
         ({key: np.stack([each[:2], each[2:4]]) for key, each in ARRAYS.items()}, "rewards have shape (2, 2), one num"),
         ({"observations": {"a": np.r_[OBS, OBS[:2]], "b": OBS}, "actions": A, "rewards": R, "episode": EPISODES},
          "'observations/b' has 5 rows, 'observations/a' 7"),
-        ({"observations": None, "actions": A, "rewards": R}, "the keys ['observations'] are missing"),
+        ({"observations": None, "actions": A, "rewards": R}, "lacks 'observations'; present: ['actions', 'rewards']"),
         ([FRAME[:3].assign(episode=0, done=False), FRAME[3:].assign(episode=0, done=False)], "lie in two files"),
         ([FRAME, ARRAYS], "the first a DataFrame; pass DataFrames alone"),
         ([FRAME[:3], FRAME[3:].drop(columns="obs_1")], "'obs_1' is a column of only one of the tables 0 and 1"),
