@@ -74,8 +74,6 @@ def _episodes(file: Any) -> list[dict[str, Any]]:
                 arrays[key] = tuple(value[member] for member in sorted(value))
         if "actions" in arrays:
             arrays["actions"] = _classes(arrays["actions"])
-        if "terminated" in arrays:
-            arrays["terminated"] = np.asarray(arrays["terminated"])
     return [episodes[index] for index in range(stated)]
 
 

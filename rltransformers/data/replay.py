@@ -83,7 +83,7 @@ def draw_segments(
     priorities: Tensor,
     count: int,
     generator: torch.Generator,
-    prioritized: bool = False,
+    prioritized: bool,
 ) -> Draw:
     """Draw so many segments, each as likely as another or in proportion to its priority; one may be drawn twice.
 
@@ -280,20 +280,17 @@ class SegmentReplay:
         """The rows of drawn segments, with their context in front and what returns reach into behind."""
         return self.window(draw.rows, draw.segments * self.length, self.length + self.n_step, draw.weights)
 
-    def newest(self, rows: np.ndarray, steps: int, context: int | None = None) -> Window:
+    def newest(self, rows: np.ndarray, steps: int) -> Window:
         """The newest ``steps`` rows of environments, with their context."""
         start = np.maximum(self.written[rows] - steps, 0)
-        return self.window(rows, start, steps, torch.ones(len(rows)), context)
+        return self.window(rows, start, steps, torch.ones(len(rows)))
 
-    def window(
-        self, rows: np.ndarray, start: np.ndarray, steps: int, weights: Tensor, context: int | None = None
-    ) -> Window:
+    def window(self, rows: np.ndarray, start: np.ndarray, steps: int, weights: Tensor) -> Window:
         """Rows from ``start`` on, counted from the beginning of time, and their context."""
-        context = self.context if context is None else context
-        wanted = start[:, None] + np.arange(-context - 1, steps)
+        wanted = start[:, None] + np.arange(-self.context - 1, steps)
         env = torch.from_numpy(rows)[:, None]
         place = torch.from_numpy(np.maximum(wanted, 0) % self.rows)
-        seen, before, later = place[:, 1:], place[:, :-1], place[:, context + 1 :]
+        seen, before, later = place[:, 1:], place[:, :-1], place[:, self.context + 1 :]
         return Window(
             observations={path: leaf[env, seen] for path, leaf in self.observations.items()},
             previous_actions={path: leaf[env, before] for path, leaf in self.actions.items()},
@@ -305,7 +302,7 @@ class SegmentReplay:
             terminal=self.terminal[env, later],
             counts=self.counts[env, later],
             weights=weights,
-            context=context,
+            context=self.context,
         )
 
     def prioritize(self, draw: Draw, priorities: Tensor) -> None:
