@@ -28,7 +28,6 @@ from rltransformers.algorithms.sac import (
     temperature_loss,
 )
 from rltransformers.core.action_masks import ACTION_MASK
-from rltransformers.core.checkpoint import restore_optimizer, restore_weights
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import (
     LARGEST,
@@ -89,7 +88,7 @@ class GTrXLSAC(OffPolicyMemoryAgent):
     scheduled = ("learning_rate",)
     policy_aliases = {"GTrXLSACPolicy": GTrXLSACPolicy}
     settled = (*OffPolicyMemoryAgent.settled, "ent_coef")
-    parts = OffPolicyMemoryAgent.parts | {name: name for name in ("temperature", "temperature_optimizer")}
+    parts = (*OffPolicyMemoryAgent.parts, "temperature", "temperature_optimizer")
     policy: GTrXLSACPolicy
 
     @strict
@@ -301,19 +300,6 @@ class GTrXLSAC(OffPolicyMemoryAgent):
             if group["trunk"]:
                 group["lr"] *= self.encoder_rate
 
-    # Files
-
     @classmethod
     def only_starts(cls, name: str, value: Any) -> bool:
         return name == "ent_coef" and str(value).startswith("auto_")
-
-    def _own_tensors(self) -> dict[str, Any]:
-        return super()._own_tensors() | {
-            "temperature": self.temperature.state_dict(),
-            "temperature_optimizer": self.temperature_optimizer.state_dict(),
-        }
-
-    def _restore_own(self, tensors: Mapping[str, Any], n_envs: int) -> None:
-        super()._restore_own(tensors, n_envs)
-        restore_weights(self.temperature, tensors["temperature"], "temperature")
-        restore_optimizer(self.temperature_optimizer, tensors["temperature_optimizer"], "temperature_optimizer")

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le
 from stable_baselines3.common.utils import update_learning_rate
 
 from rltransformers.algorithms.vmpo import Multipliers, VMPOBounds, VMPOLoss, vmpo_loss
-from rltransformers.core.checkpoint import check_same, restore_optimizer, restore_weights
+from rltransformers.core.checkpoint import check_same
 from rltransformers.core.ranges import (
     Count,
     Fraction,
@@ -86,7 +86,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     kind = "GTrXLVMPO"
     per_environment = (*OnPolicyMemoryAgent.per_environment, "own_memory")
     scheduled = ("learning_rate",)
-    parts = OnPolicyMemoryAgent.parts | {name: name for name in ("target", "multipliers", "multiplier_optimizer")}
+    parts = (*OnPolicyMemoryAgent.parts, "target", "multipliers", "multiplier_optimizer")
 
     @strict
     def __init__(
@@ -272,17 +272,11 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     def _own_tensors(self) -> dict[str, Any]:
         memory = None if self._lost_steps else self.carry.own_memory  # which is that of the last update
         return {
-            "target": self.target.state_dict(),
             "target_age": self.carry.target_age,
-            "multipliers": self.multipliers.state_dict(),
-            "multiplier_optimizer": self.multiplier_optimizer.state_dict(),
             "own_memory": self.sharing.to_leader(None if memory is None else memory.tensors()),
         }
 
     def _restore_own(self, tensors: Mapping[str, Any], n_envs: int) -> None:
-        restore_weights(self.target, tensors["target"], "target")
-        restore_weights(self.multipliers, tensors["multipliers"], "multipliers")
-        restore_optimizer(self.multiplier_optimizer, tensors["multiplier_optimizer"], "multiplier_optimizer")
         self.carry.target_age = check(tensors["target_age"], WholeNumber, "target_age")
         if tensors["own_memory"] is not None:
             blank = self.policy.initial_state(self.n_envs, cached=False)

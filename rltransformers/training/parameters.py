@@ -27,12 +27,16 @@ def uncompiled(part: Any) -> Any:
     return getattr(part, "_orig_mod", part)
 
 
+def place_of(name: str) -> str:
+    """Where a checkpoint holds the part ``name`` of an agent: "policy.optimizer" as "optimizer"."""
+    return name.rpartition(".")[2]
+
+
 def take_parameters(
     parts: Mapping[str, nn.Module | torch.optim.Optimizer],
     source: File | Mapping[str, Any],
     exact: bool,
     kind: str,
-    places: Mapping[str, str],
     device: torch.device | str = "cpu",
 ) -> Mapping[str, Any]:
     """Load state dictionaries into the parts of their names; what does not fit changes nothing.
@@ -40,7 +44,7 @@ def take_parameters(
     Returns ``source``, or all tensors of the checkpoint that it names.
 
     Args:
-        source: state dictionaries by name, or a checkpoint of ``kind`` that holds them at these ``places``.
+        source: state dictionaries by name, or a checkpoint of ``kind``.
         exact: every part is there, with every parameter.
         device: where tensors of a checkpoint are read to.
 
@@ -53,7 +57,7 @@ def take_parameters(
     else:
         tensors = load_checkpoint(source, kind, find_device(device)).tensors
         with contents_of(source, kind):
-            states = {name: tensors[place] for name, place in places.items()}
+            states = {name: tensors[place_of(name)] for name in parts}
     refuse_unknown(states, parts, source="parameters")
     for name, value in states.items():
         check(value, Mapping[str, Any], f"parameters.{name}")

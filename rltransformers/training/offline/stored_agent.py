@@ -330,8 +330,7 @@ class StoredDecisionTransformer:
             CheckpointError: when the file is missing, corrupt, or of another agent.
             ConfigError: for what does not fit; a part of other names or shapes changes nothing.
         """
-        parts = self._learning()
-        tensors = take_parameters(parts, load_path_or_dict, exact_match, self.kind, {name: name for name in parts})
+        tensors = take_parameters(self._learning(), load_path_or_dict, exact_match, self.kind)
         if self._critic is None:
             return
         if isinstance(load_path_or_dict, Mapping):

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge, Le, Lt
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rltransformers.core.checkpoint import (
@@ -32,7 +32,7 @@ from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.policy_state import PolicyState
 from rltransformers.training.online.carry import segment_of, segment_tensors
-from rltransformers.training.parameters import uncompiled
+from rltransformers.training.parameters import place_of
 
 GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
 Counter = Annotated[int, Ge(0), Lt(2**63)]
@@ -120,8 +120,7 @@ def tensors_of(agent: Any) -> dict[str, Any]:
         state = None if agent.env is None else environment_state(agent.env)
     states = sharing.all_gather_object(state)
     return {
-        "policy": uncompiled(agent.policy).state_dict(),
-        "optimizer": agent.policy.optimizer.state_dict(),
+        **{place_of(name): part.state_dict() for name, part in agent._learned_parts().items()},
         "generators": {name: getattr(agent, name).get_state() for name in GENERATORS},
         "metrics": pack_arrays(agent._metrics.to_store(logger)),
         "segment": sharing.to_leader(segment_tensors(carry.segment) if again else None),
@@ -141,8 +140,9 @@ def tensors_of(agent: Any) -> dict[str, Any]:
 def restore_learning(agent: Any, tensors: Mapping[str, Any], n_envs: int) -> None:
     """Restore everything but the place where acting stopped; ``n_envs`` is the number of environments then."""
     carry, scale = agent.carry, agent._scale
-    restore_weights(agent.policy, tensors["policy"])
-    restore_optimizer(agent.policy.optimizer, tensors["optimizer"])
+    for name, part in agent._learned_parts().items():
+        restore: Any = restore_weights if isinstance(part, nn.Module) else restore_optimizer
+        restore(part, tensors[place_of(name)], place_of(name))
     for name in GENERATORS:
         generator = getattr(agent, name)
         value = check_tensor(tensors["generators"][name], f"generators.{name}", (None,), torch.uint8)

@@ -72,7 +72,7 @@ class StoredAgent(BaseAlgorithm):
         policy_aliases: the policy of the agent, by the name that a user gives.
         per_environment: parts of a checkpoint whose tensors have a row for every environment.
         settled: settings that an agent is made with for good; ``load`` makes one with others.
-        parts: names of ``get_parameters``, and where a checkpoint holds each.
+        parts: what learns, modules and optimizers, as attributes and by the names of ``get_parameters``.
     """
 
     acting: str
@@ -87,7 +87,7 @@ class StoredAgent(BaseAlgorithm):
         "running_returns",
     )
     settled: ClassVar[tuple[str, ...]] = ("acting", "updates", "scale_rewards")
-    parts: ClassVar[dict[str, str]] = {"policy": "policy", "policy.optimizer": "optimizer"}
+    parts: ClassVar[tuple[str, ...]] = ("policy", "policy.optimizer")
 
     @classmethod
     def setting_names(cls) -> list[str]:
@@ -248,6 +248,10 @@ class StoredAgent(BaseAlgorithm):
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return list(self.parts), []
+    def _learned_parts(self) -> dict[str, Any]:
+        """The ``parts`` by name."""
+        return {name: uncompiled(attrgetter(name)(self)) for name in self.parts}
+
 
     @strict
     def set_parameters(
@@ -266,8 +270,7 @@ class StoredAgent(BaseAlgorithm):
             ConfigError: for what does not fit; a part of other names or shapes changes nothing.
         """
         agent: Any = self
-        parts = {name: uncompiled(attrgetter(name)(agent)) for name in agent.parts}
-        take_parameters(parts, load_path_or_dict, exact_match, agent.kind, agent.parts, device)
+        take_parameters(self._learned_parts(), load_path_or_dict, exact_match, self.kind, device)
         carry, policy = agent.carry, agent._actor
         carry.acting = policy.with_cache(policy.without_cache(carry.acting))
 
