@@ -146,7 +146,12 @@ class GTrXLDQN(OffPolicyMemoryAgent):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        check_exploration(self.exploration)
+        for progress in (1.0, 0.0):
+            if not 0.0 <= (rate := float(exploration_rates(self.exploration, progress, 1)[0])) <= 1.0:
+                raise ConfigError(
+                    f"exploration is a probability, got {rate} at progress {progress}; give numbers from 0 to 1, or "
+                    f"{LADDER!r} for a rate of every environment"
+                )
         super()._setup_model()
 
     def _new_replay(self) -> SegmentReplay:
@@ -209,10 +214,8 @@ class GTrXLDQN(OffPolicyMemoryAgent):
             if self._n_updates % self.target_update_interval == 0:
                 policy.follow(self.tau)
         maintain(policy, sharing)
-        with torch.no_grad():
-            self.carry.acting = self._renewed_memory(replay)
-        parts = {name: name for name in ("td_loss", "td_error", "q_value", "target")}
-        log_losses(logger, losses, parts)
+        self._renew_memory(replay)
+        log_losses(logger, losses, "td_loss", "td_error", "q_value", "target")
         logger.record("train/grad_norm", float(np.mean(norms)))
         logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
@@ -233,13 +236,3 @@ def exploration_rates(exploration: Any, progress: float, n_envs: int) -> np.ndar
         rung = np.linspace(0.0, 1.0, n_envs) if n_envs > 1 else np.full(1, 0.5)
         return 0.4 ** (1.0 + 7.0 * rung)
     return np.full(n_envs, as_schedule(exploration, "exploration")(progress))
-
-
-def check_exploration(exploration: Any) -> None:
-    """Raise ConfigError unless rates are probabilities at both ends of a run."""
-    for progress in (1.0, 0.0):
-        if not 0.0 <= (rate := float(exploration_rates(exploration, progress, 1)[0])) <= 1.0:
-            raise ConfigError(
-                f"exploration is a probability, got {rate} at progress {progress}; give numbers from 0 to 1, or "
-                f"{LADDER!r} for a rate of every environment"
-            )

@@ -198,14 +198,9 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         if self.normalize_advantage:
             scores = standard_scores(recorded.advantages, recorded.counts, self.least_advantage_std)
             steps = replace(recorded, advantages=scores)
-        progress = self._current_progress_remaining
-        weights = PPOWeights(
-            clip_range=value_at(self.clip_range, "clip_range", progress),
-            clip_range_vf=value_at(self.clip_range_vf, "clip_range_vf", progress),
-            ent_coef=value_at(self.ent_coef, "ent_coef", progress),
-            vf_coef=self.vf_coef,
-            barrier_coef=value_at(self.barrier_coef, "barrier_coef", progress),
-        )
+        names, progress = ("clip_range", "clip_range_vf", "ent_coef", "barrier_coef"), self._current_progress_remaining
+        scheduled = {name: value_at(getattr(self, name), name, progress) for name in names}
+        weights = PPOWeights(vf_coef=self.vf_coef, **scheduled)
         losses: list[PPOLoss] = []
         again, stops = segment, False
         for epoch in range(self.n_epochs):
@@ -240,8 +235,8 @@ class GTrXLPPO(OnPolicyMemoryAgent):
     def _log_update(self, recorded: Recorded, losses: list[PPOLoss], weights: PPOWeights) -> None:
         """Record means over the minibatches of an update, in the names of Stable-Baselines3."""
         record = self.logger.record
-        parts = {"policy_gradient_loss": "policy", "value_loss": "value"}
-        update.log_losses(self.logger, losses, parts | {name: name for name in ("approx_kl", "clip_fraction")})
+        names = {"policy_gradient_loss": "policy", "value_loss": "value"}
+        update.log_losses(self.logger, losses, "approx_kl", "clip_fraction", **names)
         record("train/entropy_loss", -update.mean_of(losses, "entropy"))
         for name in ("clip_range", "clip_range_vf", "ent_coef"):
             if (value := getattr(weights, name)) is not None:

@@ -243,27 +243,24 @@ class GTrXLSAC(OffPolicyMemoryAgent):
             actor_norm = descend(policy, gain.total, actor_parameters, bound, self._n_updates, sharing)
 
             # The temperature grows while the policy is more certain than it should be.
-            log_ent_coef = self.temperature.log_ent_coef
-            ent_coef_loss = temperature_loss(log_ent_coef, rows["entropy"], rows["aims"], rows["counts"])
+            numbers = {"critic_grad_norm": critic_norm, "actor_grad_norm": actor_norm, "ent_coef": temperature}
             if self.temperature.fixed is None:
+                log_ent_coef = self.temperature.log_ent_coef
+                ent_coef_loss = temperature_loss(log_ent_coef, rows["entropy"], rows["aims"], rows["counts"])
                 self.temperature_optimizer.zero_grad()
                 ent_coef_loss.backward()
                 self.temperature_optimizer.step()
+                numbers["ent_coef_loss"] = ent_coef_loss.detach()
             policy.follow(self.tau)
             self._n_updates += 1
             critic_losses.append(loss)
             actor_losses.append(gain)
-            numbers = {"critic_grad_norm": critic_norm, "actor_grad_norm": actor_norm, "ent_coef": temperature}
-            if self.temperature.fixed is None:
-                numbers["ent_coef_loss"] = ent_coef_loss.detach()
             for name, number in numbers.items():
                 others.setdefault(name, []).append(float(number))
         maintain(policy, sharing)
-        with torch.no_grad():
-            self.carry.acting = self._renewed_memory(replay)
-        log_losses(logger, actor_losses, {name: name for name in ("actor_loss", "entropy")})
-        names = {name: name for name in ("td_error", "q_value", "target")}
-        log_losses(logger, critic_losses, {"critic_loss": "td_loss"} | names)
+        self._renew_memory(replay)
+        log_losses(logger, actor_losses, "actor_loss", "entropy")
+        log_losses(logger, critic_losses, "td_error", "q_value", "target", critic_loss="td_loss")
         for name, column in others.items():
             logger.record(f"train/{name}", float(np.mean(column)))
         logger.record("train/n_updates", self._n_updates, exclude="tensorboard")

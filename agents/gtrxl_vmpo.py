@@ -257,8 +257,8 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         record("train/target_age", self.carry.target_age)
         if not losses:  # no step of the rollout counted
             return
-        parts = {"policy_loss": "policy", "temperature_loss": "temperature", "value_loss": "value"}
-        update.log_losses(self.logger, losses, parts | {"weights_kl": "weights_divergence"})
+        names = {"policy_loss": "policy", "temperature_loss": "temperature", "value_loss": "value"}
+        update.log_losses(self.logger, losses, **names, weights_kl="weights_divergence")
         record("train/entropy_loss", -update.mean_of(losses, "entropy"))
         divergences = {kind: torch.stack([loss.divergences[kind] for loss in losses]) for kind in losses[0].divergences}
         for kind, values in divergences.items():

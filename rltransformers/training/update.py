@@ -4,7 +4,7 @@ Axes: E environments, B of a minibatch, T steps, A outputs.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -186,9 +186,9 @@ def mean_of(losses: Sequence[LossT], part: str) -> float:
     return float(torch.stack([getattr(loss, part) for loss in losses]).mean())
 
 
-def log_losses(logger: Logger, losses: Sequence[LossT], parts: Mapping[str, str]) -> None:
-    """Record means over the minibatches of an update, of parts {metric: field} and of auxiliary losses."""
-    for metric, part in parts.items():
+def log_losses(logger: Logger, losses: Sequence[LossT], *parts: str, **renamed: str) -> None:
+    """Record means over the minibatches of an update, of parts (``metric=part`` renames one) and auxiliary losses."""
+    for metric, part in (dict(zip(parts, parts, strict=True)) | renamed).items():
         logger.record(f"train/{metric}", mean_of(losses, part))
     for name in losses[0].auxiliary:
         values = torch.stack([loss.auxiliary[name] for loss in losses])

@@ -231,7 +231,7 @@ def test_without_memory_it_is_the_sac_of_stable_baselines(ent_coef: str | float)
 
     with patch.object(ours.policy, "features", lambda window, *_: window.observations[""]):
         ours._normalized = lambda window: window  # type: ignore[method-assign]
-        ours._renewed_memory = lambda replay: ours.carry.acting  # type: ignore[method-assign]
+        ours._renew_memory = lambda replay: None  # type: ignore[method-assign]
         for _ in range(3):
             rows, noise = drawn(16, 2, 4), drawn(16, 2, 2)
             actions, rewards, ends = drawn(16, 2, 2), drawn(16, 2), drawn(16, 2) > 0

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
+import torch
 from annotated_types import Ge, Lt
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -165,14 +166,16 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
         normalizer, scale = self._vec_normalize_env, self._own_scale
         return replay_data.normalized(normalizer, scale, window, self.policy.leaf_types).to(self.device)
 
-    def _renewed_memory(self, replay: SegmentReplay) -> PolicyState:
+    @torch.no_grad()
+    def _renew_memory(self, replay: SegmentReplay) -> None:
         """Keys and values of the acting memory always follow the new weights; what they are made from may too."""
         policy, state = self.policy, self.carry.acting
         if self.memory_refresh == "never" or not self.context or not replay.joined.all():
-            return policy.with_cache(policy.without_cache(state))
+            self.carry.acting = policy.with_cache(policy.without_cache(state))
+            return
         policy.set_training_mode(False)
         window = self._normalized(replay.newest(np.arange(self.n_envs), 0))
-        return policy.acting_state(window, state.previous_action, state.previous_reward)
+        self.carry.acting = policy.acting_state(window, state.previous_action, state.previous_reward)
 
     # Log
 
