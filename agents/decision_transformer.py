@@ -5,7 +5,7 @@ Read from top to bottom: the constructor, ``learn`` and its update, ``predict``,
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -13,11 +13,12 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from rltransformers.algorithms.decision import learning_rate_factor
 from rltransformers.backbone import Record
-from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observes_mask
-from rltransformers.core.device import find_device
+from rltransformers.core.action_masks import ACTION_MASK, add_masks, observes_mask
+from rltransformers.core.device import find_device, forked_rng
 from rltransformers.core.episodes import longest_allowed
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import (
@@ -77,9 +78,6 @@ from rltransformers.training.offline.settings import (
     readout_choice,
 )
 from rltransformers.training.update import memory_panel
-
-if __name__ != "rltransformers.agents.decision_transformer":
-    raise ImportError("import this file as rltransformers.agents.decision_transformer")
 
 
 class DecisionTransformer(OnlineLearner):
@@ -209,35 +207,14 @@ class DecisionTransformer(OnlineLearner):
         backbone = backbone_config(policy_kwargs, mode, context_length, return_in)
         if acting_mode == "auto":  # whether the memory of the backbone limits the view, or the context does
             acting_mode = "banded" if backbone.memory < context_length - 1 else "refresh"
+        seed = self.sharing.broadcast(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed)
+        values = {name: value for name, value in locals().items() if name in Settings.__dataclass_fields__}
+        values |= {name: options[name] for name in ("optimizer", "optimizer_kwargs") if options.get(name)}
         settings = Settings(
-            context_length=context_length,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            warmup_steps=warmup_steps,
-            decay_steps=decay_steps,
-            batch_size=batch_size,
-            max_grad_norm=max_grad_norm,
-            discount=discount,
-            delayed_reward=delayed_reward,
-            normalize_observations=normalize_observations,
-            mode=mode,
+            **values,
             advantage_options=read_options(AdvantageOptions, advantage_kwargs, "advantage_kwargs", mode == "advantage"),
-            top_fraction=top_fraction,
-            whole_episodes=whole_episodes,
-            acting_mode=acting_mode,
-            acting=acting,
-            seed=self.sharing.broadcast(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed),
-            return_head=return_head,
-            expectile=expectile,
-            return_in=return_in,
-            critic=critic,
             critic_options=read_options(CriticOptions, critic_kwargs, "critic_kwargs", critic is not None),
-            action_head=action_head,
             action_head_options=ActionHeadOptions.read(action_head, action_head_kwargs or {}),
-            validation=validation,
-            chunk=chunk,
-            decide_every=decide_every,
-            **{name: options[name] for name in ("optimizer", "optimizer_kwargs") if options.get(name)},
         )
         readout = readout_choice(options, settings)
         parts = data_parts(load_trajectories(dataset), settings)
@@ -278,24 +255,35 @@ class DecisionTransformer(OnlineLearner):
             ConfigError: when the model was loaded without a dataset, and for an ``EvalCallback``.
             DataError: for an episode that is longer than a position table, and when the loss is no longer finite.
         """
-        sampler = self._needed_sampler("dataset to learn from", f"give one to {self.kind}.load(path, dataset=...)")
+        sampler = self._needed_sampler("dataset to learn from")
         for part in filter(None, (sampler, self._validation_sampler)):
             check_longest(self.policy.backbone, part.trajectories)
         self._choose_warmup(gradient_steps)
         total_timesteps = self.num_timesteps + gradient_steps
         if self._decay[1] != total_timesteps and self.settings.decay_steps is None:
             self._decay = self.num_timesteps, total_timesteps
-        callback = self._begin_callbacks(callback, tb_log_name, progress_bar, total_timesteps)
+        callback = self._begin_callbacks(callback, tb_log_name)
         callback.on_training_start(locals(), globals())
         sampler = self._with_advantages(sampler, progress_bar)
-        steps = range(self.num_timesteps, total_timesteps)
-        turns = (Turn(sampler, step / total_timesteps, step + 1 == total_timesteps) for step in steps)
-        return self._train(sampler, turns, callback, log_interval)
+        done = self.num_timesteps
+
+        def turns() -> Iterator[Turn]:
+            with tqdm(total=total_timesteps, initial=done, unit="update", disable=not progress_bar) as bar:
+                for step in range(done, total_timesteps):
+                    try:
+                        yield Turn(sampler, step / total_timesteps, step + 1 == total_timesteps)
+                    finally:  # behind an update, that too at which a callback ends the training
+                        if (newest := self.newest_validation) is not None:
+                            words = f"action loss {newest.action_loss:.4f} at {newest.step:,}"
+                            bar.set_postfix_str(words, refresh=False)
+                        bar.update()
+
+        return self._train(sampler, turns(), callback, log_interval)
 
     def _train(self, sampler: ContextSampler, turns: Iterable[Turn], callback: BaseCallback, log_interval: int) -> Self:
         """Do the updates; log means over ``log_interval`` of them, and let callbacks evaluate, save and stop."""
         log = IntervalLog(self.logger, self.num_timesteps, self._interval)
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        with forked_rng(self.device):
             for sampler, self._progress, last in turns:
                 logs = last or (self.num_timesteps + 1) % log_interval == 0
                 metrics = self._update(sampler, with_panel=logs)  # callbacks find them among the locals
@@ -426,10 +414,9 @@ class DecisionTransformer(OnlineLearner):
         steps = self._steps(target_return)
         leaves, batched = fit_observation(self.policy.observation_leaves, observation)
         rows = len(next(iter(leaves.values())))
-        if action_masks is not None or self.policy.masks:
-            if not self.policy.masks and ACTION_MASK in leaves:
-                raise ConfigError("policy_kwargs={'action_masks': False} takes no masks; leave action_masks out")
-            leaves[ACTION_MASK] = masks_of_step(leaves, action_masks, self.action_space)
+        if action_masks is not None and not self.policy.masks and ACTION_MASK in leaves:
+            raise ConfigError("policy_kwargs={'action_masks': False} takes no masks; leave action_masks out")
+        add_masks(leaves, action_masks, self.action_space, takes=True, needs=self.policy.masks)
         self._state_watch(state, episode_start)
         start = fit_starts(episode_start, rows, all_begin=state is None)
         if state is None:

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import torch
@@ -30,6 +30,11 @@ def find_device(device: torch.device | str, name: str = "device") -> torch.devic
             f"{name} must be 'auto', 'cpu', 'cuda' or another device of this machine, got {shown(str(device))}"
         ) from error
     return found
+
+
+def forked_rng(device: torch.device = CPU) -> AbstractContextManager[None]:
+    """Within the block, what is drawn on the CPU and on ``device`` leaves torch's own random numbers as they were."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def memory_of(device: torch.device) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapped, unwrap_vec_normalize
 from tqdm import tqdm
 
@@ -173,6 +174,16 @@ def return_alignment(results: Sequence[EvaluationResult]) -> float | None:
 
 
 def write_results(path: str | os.PathLike[str], results: Sequence[EvaluationResult]) -> None:
+def record_best(logger: Logger, results: Sequence[EvaluationResult]) -> EvaluationResult:
+    """Record the result with the highest mean under the names of Stable-Baselines3, and return it."""
+    best = max(results, key=lambda result: result.mean)
+    logger.record("eval/mean_reward", best.mean)
+    logger.record("eval/mean_ep_length", float(np.mean(best.lengths)))
+    if best.predicted_return is not None:
+        logger.record("eval/predicted_return", best.predicted_return)
+    return best
+
+
     """Write a list of results as JSON, for people and for programs."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps([result.to_dict() for result in results], indent=1) + "\n")

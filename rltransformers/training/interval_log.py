@@ -1,14 +1,13 @@
-"""Log of a run that counts updates: lines of means, and a progress bar."""
+"""Log of a run that counts updates, lines of means; and what all agents ask of callbacks."""
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from rltransformers.core.errors import ConfigError, DataError
 
@@ -16,8 +15,7 @@ from rltransformers.core.errors import ConfigError, DataError
 def check_callback(callback: Any) -> None:
     """Raise ConfigError for a class in place of a callback, which would be called as a function in every step."""
     if isinstance(callback, type):
-        name = callback.__name__
-        raise ConfigError(f"callback {name} is a class; give an instance of it: {name}(...)")
+        raise ConfigError(f"callback {callback.__name__} is a class; give an instance of it: {callback.__name__}(...)")
 
 
 def with_inner(callbacks: Iterable[BaseCallback]) -> Iterator[BaseCallback]:
@@ -66,27 +64,3 @@ class IntervalLog:
         self._logger.dump(updates)
         self._interval.clear()
         self._first, self._started = updates, time.perf_counter()
-
-
-class ProgressBar(BaseCallback):
-    """A bar over the updates of one ``learn`` (that of Stable-Baselines3 needs an environment).
-
-    Args:
-        total: updates at its end.
-        words: what to show behind it, asked after every update.
-    """
-
-    def __init__(self, total: int, words: Callable[[], str]) -> None:
-        super().__init__()
-        self._total, self._words = total, words
-
-    def _on_training_start(self) -> None:
-        self._bar = tqdm(total=self._total, initial=self.num_timesteps, unit="update")
-
-    def _on_step(self) -> bool:
-        self._bar.set_postfix_str(self._words(), refresh=False)
-        self._bar.update(1)
-        return True
-
-    def _on_training_end(self) -> None:
-        self._bar.close()

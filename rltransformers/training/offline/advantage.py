@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from rltransformers.algorithms.advantage import advantages, bin_edges, bins_of, mean_values, value_losses
 from rltransformers.algorithms.decision import learning_rate_factor
 from rltransformers.core.checkpoint import check_tensor, restore_weights
+from rltransformers.core.device import forked_rng
 from rltransformers.core.errors import CheckpointError, DataError
 from rltransformers.core.ranges import check
 from rltransformers.core.seeding import step_seed
@@ -100,9 +101,8 @@ class AdvantageLearner:
         """
         data, losses = sampler.trajectories, []
         half, returns = _halves(data), data.return_to_go(self.settings.discount)
-        cuda = [self.device] if self.device.type == "cuda" else []
         bar = tqdm(total=2 * self.options.updates, desc="values", unit="update", disable=not progress, leave=False)
-        with torch.random.fork_rng(devices=cuda), bar:
+        with forked_rng(self.device), bar:
             for index, network in enumerate(self.values):
                 network.begin(self._scaled(returns))
                 learned, others = (

@@ -16,13 +16,14 @@ from rltransformers.algorithms.calibration import learn_then_test
 from rltransformers.algorithms.decision import difference
 from rltransformers.blocks.leaving import NEVER, Confident
 from rltransformers.core.described import count, spaces_line
+from rltransformers.core.device import forked_rng
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, UnitInterval, strict
 from rltransformers.core.seeding import step_seed
 from rltransformers.data import ContextSampler
 from rltransformers.policies.decider import ActingMode
 from rltransformers.policies.returns import target_list
-from rltransformers.training.interval_log import ProgressBar, check_callback, with_inner
+from rltransformers.training.interval_log import check_callback, with_inner
 from rltransformers.training.offline.data import HeldOut, check_longest, shaped
 from rltransformers.training.offline.one_step import OneStep
 from rltransformers.training.offline.stored_agent import StoredDecisionTransformer
@@ -39,7 +40,7 @@ class OfflineAgent(StoredDecisionTransformer):
 
     @property
     def learning_rate(self) -> float:
-        """That of AdamW after the warm-up; another one holds from the next update on."""
+        """That of the optimizer after the warm-up; another one holds from the next update on."""
         return self.settings.learning_rate
 
     @learning_rate.setter
@@ -56,8 +57,9 @@ class OfflineAgent(StoredDecisionTransformer):
         """Updates that are still to come for the episodes played last, where ``learn_online`` was stopped."""
         return self._online.updates
 
-    def _needed_sampler(self, purpose: str, way_out: str) -> ContextSampler:
+    def _needed_sampler(self, purpose: str, way_out: str | None = None) -> ContextSampler:
         if self._sampler is None:
+            way_out = way_out or f"give one to {self.kind}.load(path, dataset=...)"
             raise ConfigError(f"this model has no {purpose}; {way_out}")
         return self._sampler
 
@@ -115,7 +117,7 @@ class OfflineAgent(StoredDecisionTransformer):
         """
         if self.readout is None:
             raise ConfigError('this model has no readout to fill; give policy_kwargs={"readout": "knn"} or "spalm"')
-        self._fill_store(self._needed_sampler("dataset to read", f"give one to {self.kind}.load(path, dataset=...)"))
+        self._fill_store(self._needed_sampler("dataset to read"))
         return self
 
     @torch.no_grad()
@@ -196,8 +198,7 @@ class OfflineAgent(StoredDecisionTransformer):
                 predictions that it is compared with are made; a dataset with other spaces.
             DataError: as the constructor.
         """
-        way_out = f"give one to {self.kind}.load(path, dataset=...)"
-        training = self._needed_sampler("dataset that validate could compare it with", way_out)
+        training = self._needed_sampler("dataset that validate could compare it with")
         if dataset is not None:
             sampler = self._sampler_of(shaped(self._loaded(dataset), self.settings))
         elif self._validation_sampler is not None:
@@ -209,10 +210,10 @@ class OfflineAgent(StoredDecisionTransformer):
         check_longest(self.policy.backbone, sampler.trajectories)
         if self._one_step is None:
             self._one_step = OneStep(self.policy, training.trajectories)
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        with forked_rng(self.device):
             torch.manual_seed(step_seed(self.seed, self.num_timesteps, "validation"))
             result = validate(self.policy, sampler, self._one_step, self.settings.batch_size, self.num_timesteps)
-        self._validated = f"action loss {result.action_loss:.4f} at {self.num_timesteps:,}"
+        self.newest_validation = result
         return result
 
     def targets_of(self, target_returns: Iterable[float] | float | None) -> list[float | None]:
@@ -232,9 +233,7 @@ class OfflineAgent(StoredDecisionTransformer):
 
     # Logger and callbacks
 
-    def _begin_callbacks(
-        self, callback: MaybeCallback, tb_log_name: str, progress_bar: bool, total_timesteps: int
-    ) -> BaseCallback:
+    def _begin_callbacks(self, callback: MaybeCallback, tb_log_name: str) -> BaseCallback:
         """Make the logger and the list of callbacks of one call of ``learn``."""
         check_callback(callback)
         if self._logger is None:
@@ -246,8 +245,6 @@ class OfflineAgent(StoredDecisionTransformer):
                 "EvalCallback compares its environment with that of training, which there is none of; take "
                 "EvaluationCallback of rltransformers.training.offline.evaluation_callback"
             )
-        if progress_bar:
-            parts.append(ProgressBar(total_timesteps, lambda: self._validated))
         whole = CallbackList(parts)
         whole.init_callback(cast(BaseAlgorithm, self))  # it has what callbacks use of a BaseAlgorithm
         return whole

@@ -146,7 +146,13 @@ def data_parts(data: Trajectories, settings: Settings, held_out: HeldOut | None 
 
     Raises ConfigError for a single episode.
     """
-    warn_of_guesses(data)
+    for key, guess in data.guesses.items():
+        warnings.warn(
+            f"{data.name}: {key} {guess}. An environment with another space refuses the trained agent: say what it is "
+            f"with load_trajectories(..., {key}=...), in a config with dataset.{key}",
+            UserWarning,
+            stacklevel=2,
+        )
     if not settings.validation:
         return DataParts(shaped(data, settings))
     if len(data) < 2:
@@ -166,17 +172,6 @@ def data_parts(data: Trajectories, settings: Settings, held_out: HeldOut | None 
 def held_out_count(episodes: int, share: float) -> int:
     """The number of held-out episodes: the nearest to the share, but at least one, and never all."""
     return min(max(round(share * episodes), 1), episodes - 1)
-
-
-def warn_of_guesses(data: Trajectories) -> None:
-    """Warn of every space that was guessed."""
-    for key, guess in data.guesses.items():
-        warnings.warn(
-            f"{data.name}: {key} {guess}. An environment with another space refuses the trained agent: say what it is "
-            f"with load_trajectories(..., {key}=...), in a config with dataset.{key}",
-            UserWarning,
-            stacklevel=3,
-        )
 
 
 def shaped(data: Trajectories, settings: Settings) -> Trajectories:

@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import replacing
 from rltransformers.core.ranges import Count, Environments, Episodes, Seed, strict
-from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.evaluation import EvaluationResult, record_best
 from rltransformers.training.offline.validation import ValidationResult, record_validation
 
 
@@ -134,13 +134,9 @@ class EvaluationCallback(EventCallback):
     def _play(self, model: Any, step: int) -> bool:
         """Evaluate in the environment; whether the mean is the highest so far."""
         results: list[EvaluationResult] = model.evaluate(self.env, self.target_returns, **self.options)
-        best = max(results, key=lambda result: result.mean)
+        best = record_best(self.logger, results)
         self.results.append((step, best))
         self.last_mean_reward = best.mean
-        self.logger.record("eval/mean_reward", best.mean)
-        self.logger.record("eval/mean_ep_length", float(np.mean(best.lengths)))
-        if best.predicted_return is not None:
-            self.logger.record("eval/predicted_return", best.predicted_return)
         if best.success_rate is not None:
             self.logger.record("eval/success_rate", best.success_rate)
         if len(results) > 1:

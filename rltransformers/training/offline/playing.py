@@ -202,7 +202,7 @@ class OnlineLearner(OfflineAgent):
             replay, online = cast(EpisodeReplay, self._replay), self._online
             replay.capacity, end = replay_episodes, online.timesteps + timesteps
             self._choose_warmup(updates_per_episode * math.ceil(timesteps / float(replay.data.lengths.mean())))
-            callback = self._begin_callbacks(callback, tb_log_name, False, self.num_timesteps)
+            callback = self._begin_callbacks(callback, tb_log_name)
             callback.on_training_start(locals(), globals())
             first = self._sampler_of(replay.data)
 

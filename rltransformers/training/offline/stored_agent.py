@@ -23,7 +23,7 @@ from rltransformers.core.checkpoint import (
     restore_weights,
     save_checkpoint,
 )
-from rltransformers.core.device import find_device
+from rltransformers.core.device import find_device, forked_rng
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_folder
 from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed, WholeNumber, check, strict
@@ -73,6 +73,7 @@ from rltransformers.training.offline.settings import (
     jitter_of,
 )
 from rltransformers.training.offline.stored_settings import REPLACEABLE, check_replaceable, read_settings
+from rltransformers.training.offline.validation import ValidationResult
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 
 
@@ -111,7 +112,7 @@ class StoredDecisionTransformer:
         self._progress = 0.0
         self._state_watch = StateWatch()
         self._action_noise = np.random.default_rng(step_seed(settings.seed, 0, "action"))
-        with torch.random.fork_rng(devices=[]):
+        with forked_rng():
             torch.manual_seed(step_seed(settings.seed, 0, "weights"))
             parts: dict[str, Any] = {
                 "statistics": statistics,
@@ -186,7 +187,7 @@ class StoredDecisionTransformer:
         """Take the data to learn from and to validate on, which the settings have shaped, and prepare the log."""
         self._sampler, self._validation_sampler = cast(ContextSampler | None, None), cast(ContextSampler | None, None)
         self._one_step: OneStep | None = None
-        self._validated = ""  # what a progress bar says of the newest validation
+        self.newest_validation: ValidationResult | None = None
         if parts is not None:
             for data in (parts.training, parts.validation) if self.policy.masks else ():
                 if data is not None:

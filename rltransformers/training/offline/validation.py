@@ -92,11 +92,9 @@ class ValidationResult:
         values = {"action_loss": self.action_loss}
         for error in self.errors:
             name = f"{error.measure}_{error.component}"
-            values |= {
-                name: error.policy,
-                f"{name}_mean_action": error.mean_action,
-                f"{name}_one_step": error.one_step,
-            } | ({} if error.chunk is None else {f"{name}_chunk": error.chunk})
+            values |= {name: error.policy, f"{name}_mean_action": error.mean_action, f"{name}_one_step": error.one_step}
+            if error.chunk is not None:
+                values[f"{name}_chunk"] = error.chunk
         return values | self.calibration
 
     def to_dict(self) -> dict[str, Any]:

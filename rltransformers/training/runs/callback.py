@@ -11,7 +11,7 @@ from stable_baselines3.common.logger import Logger
 from rltransformers.core.errors import DataError, error_line
 from rltransformers.core.signals import Stopped
 from rltransformers.core.world import Sharing
-from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.evaluation import EvaluationResult, record_best
 from rltransformers.training.offline.validation import ValidationResult, record_validation
 from rltransformers.training.runs.run_folder import RunFolder
 
@@ -54,8 +54,8 @@ class RunCallback(BaseCallback):
         steps: str,
         online: bool,
         report: Callable[[str], None],
-        restart_every: int = 0,
-        restart: Callable[[int], None] | None = None,
+        restart_every: int,
+        restart: Callable[[int], None],
         evaluated: Callable[[int, float], None] | None = None,
         sharing: Sharing | None = None,
         validate: Callable[[], ValidationResult | None] = lambda: None,
@@ -119,7 +119,6 @@ class RunCallback(BaseCallback):
         if self.restart_every and (last is None or step // self.restart_every > last // self.restart_every):
             self._restarted_at = step
             self._save_last()  # before, so that the run that goes on from it makes the same restart
-            assert self._restart is not None
             self._restart(step)
         patience = max(SAVE_SECONDS, self._save_took / SAVE_SHARE)
         late = self.sharing.is_leader and time.monotonic() - self._saved_at > patience
@@ -205,11 +204,7 @@ class RunCallback(BaseCallback):
         self, step: int, results: Sequence[EvaluationResult], validation: ValidationResult | None, logger: Logger
     ) -> None:
         if results:
-            best = max(results, key=lambda result: result.mean)
-            logger.record("eval/mean_reward", best.mean)  # the names of Stable-Baselines3, which all agents share
-            logger.record("eval/mean_ep_length", float(np.mean(best.lengths)))
-            if best.predicted_return is not None:
-                logger.record("eval/predicted_return", best.predicted_return)
+            record_best(logger, results)
         for result in results:
             target = "" if result.target_return is None else f"_target_{result.target_return:g}"
             summary = result.summary()
