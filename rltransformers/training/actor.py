@@ -15,11 +15,12 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
 from rltransformers.core.seeding import branch
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves, split_members
+from rltransformers.core.values import Bools
 from rltransformers.policies.action_heads import draw_noise
 from rltransformers.policies.observations import StateWatch, fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.output import Kinds, PolicyOutput
 from rltransformers.training.online.vec_envs import as_vec_env
-from rltransformers.training.stepping import Bools, FileSteps, Stepping
+from rltransformers.training.stepping import FileSteps, Stepping
 
 
 class Actor:

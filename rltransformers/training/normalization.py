@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
-import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3.common.running_mean_std import RunningMeanStd
@@ -22,7 +21,7 @@ from torch import Tensor
 from rltransformers.core.checkpoint import check_same, check_tensor, contents_of, load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.ranges import LARGEST, NonNegativeNumber, UnitInterval, check, check_settings
-from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.core.values import finite, numbers
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.policies.shipping import Scaling
@@ -169,7 +168,7 @@ def check_normalizable(env: VecEnv) -> None:
             )
 
 
-def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> dict[str, Any]:
+def checked_normalization(packed: Mapping[str, Any], space: Space) -> dict[str, Any]:
     """Checked statistics of ``pack_normalization`` for observations of ``space``, where no environment takes them.
 
     Where a wrapper stood between ``VecNormalize`` and the policy, the statistics are of another space, and not read.

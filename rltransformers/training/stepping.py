@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
-import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,8 +15,8 @@ from rltransformers.core.action_masks import ACTION_MASK, mask_space
 from rltransformers.core.checkpoint import contents_of
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.ranges import Count, PositiveNumber, check
-from rltransformers.core.spaces import leaf_spaces, space_from_json
-from rltransformers.core.values import check_observations, finite, numbers, to_tensor
+from rltransformers.core.spaces import Space, leaf_spaces, space_from_json
+from rltransformers.core.values import Bools, check_observations, finite, numbers, to_tensor
 from rltransformers.export.reading import Arrays, read_step
 from rltransformers.policies.action_heads import Noise, NoiseType, as_arrays, noise_of
 from rltransformers.policies.decider import ActingState, Decider
@@ -28,9 +28,7 @@ from rltransformers.policies.returns import finite_targets
 from rltransformers.policies.shipping import Scaling, longest_episode
 from rltransformers.policies.steps import leaf_name, leaves_of
 
-Space = gym.Space[Any]
 Leaves = dict[str, NDArray[Any]]
-Bools = NDArray[np.bool_]
 Rewards = NDArray[np.float64]
 
 
@@ -78,33 +76,28 @@ class Stepping(Protocol):
 NO_TARGET = "this policy is asked for no return; leave target_return out"
 
 
-class Scalings:
-    """What ``VecNormalize`` does to observation leaves, by path, and to the reward: that of an agent as it is now.
-
-    A copy, pickled or not, leaves the agent behind and holds what it did when it was copied.
-    """
-
-    def __init__(self, agent: Any = None, values: tuple[dict[str, Scaling], Scaling | None] = ({}, None)) -> None:
-        self._agent, self._values = agent, values
-
-    def __call__(self) -> tuple[dict[str, Scaling], Scaling | None]:
-        return self._values if self._agent is None else self._agent.scalings()
-
-    def __reduce__(self) -> Any:
-        return Scalings, (None, self())
+Scalings = tuple[dict[str, Scaling], Scaling | None]
+"""What ``VecNormalize`` does to observation leaves, by path, and to the reward."""
 
 
 class PolicySteps(Stepping):
-    """Steps of a ``MemoryPolicy`` on what the environment gave."""
+    """Steps of a ``MemoryPolicy`` on what the environment gave.
+
+    Args:
+        scalings: those of an agent as it is now; a copy, pickled or not, leaves the agent behind and keeps the last.
+    """
 
     noise_type = np.float32
 
-    def __init__(self, policy: MemoryPolicy, scalings: Scalings) -> None:
+    def __init__(self, policy: MemoryPolicy, scalings: Callable[[], Scalings]) -> None:
         self.observation_space, self.action_space = policy.tree, policy.action_space
         self.takes_masks = self.needs_masks = policy.masks
         self.noise = noise_of(policy.action_head)
         self.longest_episode = longest_episode(policy.actor.backbone, 1)
         self._policy, self._scalings = policy, scalings
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_scalings": partial(tuple, self._scalings())}
 
     def normalizes(self) -> bool:
         return any(self._scalings())
@@ -321,11 +314,8 @@ class FileSteps(Stepping):
                 kind, wanted = tensors.get(name), due.get(name)
                 if kind is None and name in optional:
                     continue
-                if (
-                    kind is None
-                    or wanted is None
-                    or not (kind["dtype"].startswith(wanted[0]) and tuple(kind["shape"][1:]) == wanted[1])
-                ):
+                fits = kind and wanted and kind["dtype"].startswith(wanted[0]) and tuple(kind["shape"][1:]) == wanted[1]
+                if not fits:
                     raise CheckpointError(f"{name!r} is {kind} in the file, where its spaces and noise say {wanted}")
         if set(self._initial) != set(file.state):
             raise CheckpointError(f"initial_state is of {sorted(self._initial)}, the state of {sorted(file.state)}")

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
-import gymnasium as gym
 import numpy as np
 import torch
 from annotated_types import Ge, Lt
@@ -45,8 +44,6 @@ from rltransformers.training.runs.run_card import write_run_card
 from rltransformers.training.schedules import Scheduled, as_schedule, warn_of_jumps
 from rltransformers.training.stepping import PolicySteps, Scalings
 
-Space = gym.Space[Any]
-
 
 class OnlineAgent(StoredAgent):
     """Base class of the online agents: an algorithm of Stable-Baselines3 whose policy has a memory.
@@ -64,7 +61,6 @@ class OnlineAgent(StoredAgent):
         policy: str | type[BasePolicy],
         env: Any,
         *,
-        learning_rate: Scheduled,
         tensorboard_log: str | os.PathLike[str] | None,
         policy_kwargs: Mapping[str, Any] | None,
         device: torch.device | str,
@@ -78,7 +74,6 @@ class OnlineAgent(StoredAgent):
         super().__init__(
             kind,
             as_vec_env(env) if isinstance(env, str) else env,
-            learning_rate=as_schedule(learning_rate, "learning_rate"),
             tensorboard_log=None if tensorboard_log is None else os.fspath(tensorboard_log),
             policy_kwargs=policy_settings(kind, policy_kwargs or {}, "policy_kwargs."),
             device=find_device(device),
@@ -433,9 +428,8 @@ class OnlineAgent(StoredAgent):
         Raises:
             ConfigError: when a wrapper stands between ``VecNormalize`` and the policy.
         """
-        scalings = Scalings(self)
-        scalings()  # an impossible one is told now
-        return Actor(PolicySteps(self.policy, scalings), deterministic=deterministic, seed=seed, name=self.kind)
+        self.scalings()  # an impossible one is told now
+        return Actor(PolicySteps(self.policy, self.scalings), deterministic=deterministic, seed=seed, name=self.kind)
 
     @strict
     def export(self, path: str | os.PathLike[str], *, batch: Environments | None = None) -> Path:
@@ -457,7 +451,7 @@ class OnlineAgent(StoredAgent):
         step = ActorCriticInFile(self.policy, *self.scalings(), self.kind)
         return write_policy(step, path, batch, tree_space(self.observation_space), self.action_space, self.verbose)
 
-    def scalings(self) -> tuple[dict[str, Scaling], Scaling | None]:
+    def scalings(self) -> Scalings:
         """What is done to observation leaves by path, and to rewards where the policy reads them.
 
         Raises:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar, Self, cast
 
-import gymnasium as gym
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -28,7 +27,7 @@ from rltransformers.core.checkpoint import (
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line
 from rltransformers.core.ranges import Count, check, check_settings, constructor_annotations, shown, strict
-from rltransformers.core.spaces import space_from_json, space_to_json
+from rltransformers.core.spaces import Space, space_from_json, space_to_json
 from rltransformers.envs.saving import restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import MemoryPolicy
@@ -49,7 +48,7 @@ class Stored:
 
     policy: str  # name of its class
     settings: dict[str, Any]  # constructor arguments
-    spaces: tuple[gym.Space[Any], gym.Space[Any]]  # of observations and actions
+    spaces: tuple[Space, Space]  # of observations and actions
     n_envs: int  # of all processes
     tensors: dict[str, Any]  # everything else, as ``tensors_of`` gives it
 
@@ -248,10 +247,10 @@ class StoredAgent(BaseAlgorithm):
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return list(self.parts), []
+
     def _learned_parts(self) -> dict[str, Any]:
         """The ``parts`` by name."""
         return {name: uncompiled(attrgetter(name)(self)) for name in self.parts}
-
 
     @strict
     def set_parameters(

@@ -16,7 +16,7 @@ from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import check_copies
 from rltransformers.core.ranges import shown
-from rltransformers.core.spaces import check_supported, is_nested
+from rltransformers.core.spaces import Space, check_supported, is_nested
 from rltransformers.envs.make import environment_source, make_env
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv, with_statistics
 from rltransformers.envs.wrappers import FlatDict
@@ -24,8 +24,6 @@ from rltransformers.policies.action_heads import check_action_space
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.normalization import check_normalizable
-
-Space = gym.Space[Any]
 
 
 def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
