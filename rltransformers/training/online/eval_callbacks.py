@@ -19,18 +19,14 @@ def check_eval_callbacks(callback: BaseCallback, env: VecEnv, policy: MemoryPoli
                     "actions only; take MaskableEvalCallback of sb3-contrib, which has the same arguments"
                 )
             if unwrap_vec_normalize(env) is not None:
-                _check_statistics(each.eval_env, env)
-
-
-def _check_statistics(eval_env: VecEnv, env: VecEnv) -> None:
-    try:
-        sync_envs_normalization(env, eval_env)
-    except (AssertionError, AttributeError) as error:
-        raise ConfigError(
-            f"EvalCallback evaluates in {_wrappers(eval_env)}, training runs in {_wrappers(env)}, whose "
-            "statistics go from wrapper to wrapper; make both in the same way, that of evaluation with "
-            "VecNormalize(env, training=False, norm_reward=False)"
-        ) from error
+                try:
+                    sync_envs_normalization(env, each.eval_env)
+                except (AssertionError, AttributeError) as error:
+                    raise ConfigError(
+                        f"EvalCallback evaluates in {_wrappers(each.eval_env)}, training runs in {_wrappers(env)}, "
+                        "whose statistics go from wrapper to wrapper; make both in the same way, that of evaluation "
+                        "with VecNormalize(env, training=False, norm_reward=False)"
+                    ) from error
 
 
 def _wrappers(env: VecEnv) -> str:

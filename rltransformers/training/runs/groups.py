@@ -4,7 +4,7 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +89,9 @@ def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         settings = {key: f"{key}={value_text(value)}" for key, value in values.items()}
         own = [settings[key] for key, value in values.items() if value is not _ABSENT]
         name = ", ".join([*parts, *(own or settings.values())]) or agent
-        names.append(next(each for each in _numbered(name) if each not in names))
+        numbered = (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
+        names.append(next(each for each in numbered if each not in names))
     return names
-
-
-def _numbered(name: str) -> Iterator[str]:
-    return (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
 
 
 def further_differences(configs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -16,7 +16,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import naming, replacing
 from rltransformers.functional.statistics import stratified_bootstrap
 from rltransformers.training.evaluation import EvaluationResult, return_alignment
-from rltransformers.training.runs.curves import save_figure
+from rltransformers.training.runs.curves import plain, save_figure
 
 Path = str | os.PathLike[str]
 
@@ -151,8 +151,7 @@ def _canvas(title: str, height: float = 4.0) -> tuple[Figure, Any]:
     figure = Figure(figsize=(6.4, height), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, fontsize=10)
-    axes.grid(True, color="0.92", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     return figure, axes
 
 

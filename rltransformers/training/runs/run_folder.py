@@ -229,7 +229,6 @@ class RunFolder:
         return evaluations
 
     def write_final(self, results: Sequence[EvaluationResult], validation: ValidationResult | None = None) -> None:
-        """Write the final evaluation."""
         write_results(self.evaluation, results)
         if validation is not None:
             with replacing(self.validation) as temporary:

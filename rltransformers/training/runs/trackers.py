@@ -31,8 +31,7 @@ class _Tracker(KVWriter, ABC):
         """Begin a run, or go on with that of ``identity``; returns its id."""
 
     @abstractmethod
-    def log(self, numbers: dict[str, float], step: int) -> None:
-        """Log numbers of a step."""
+    def log(self, numbers: dict[str, float], step: int) -> None: ...
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         excluded = {key for key, formats in key_excluded.items() if "tensorboard" in (formats or ())}
