@@ -4,14 +4,15 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapped, unwrap_vec_normalize
 from tqdm import tqdm
 
@@ -27,7 +28,7 @@ from rltransformers.core.values import episode_record, success_of
 from rltransformers.data.d4rl import normalized_score
 from rltransformers.envs.play import Act, steps
 from rltransformers.functional.statistics import iqm, stratified_bootstrap
-from rltransformers.training.tensor_evaluation import TensorPlayer, plays_tensors
+from rltransformers.training.tensor_evaluation import play_in_tensors, plays_tensors
 
 
 class Predictor(Protocol):
@@ -173,7 +174,6 @@ def return_alignment(results: Sequence[EvaluationResult]) -> float | None:
     return float(np.sqrt(np.mean(np.square(errors)))) if errors else None
 
 
-def write_results(path: str | os.PathLike[str], results: Sequence[EvaluationResult]) -> None:
 def record_best(logger: Logger, results: Sequence[EvaluationResult]) -> EvaluationResult:
     """Record the result with the highest mean under the names of Stable-Baselines3, and return it."""
     best = max(results, key=lambda result: result.mean)
@@ -184,6 +184,7 @@ def record_best(logger: Logger, results: Sequence[EvaluationResult]) -> Evaluati
     return best
 
 
+def write_results(path: str | os.PathLike[str], results: Sequence[EvaluationResult]) -> None:
     """Write a list of results as JSON, for people and for programs."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps([result.to_dict() for result in results], indent=1) + "\n")
@@ -229,7 +230,6 @@ class EvaluationEpisode:
         return self.total * self.discount ** (self.length - 1) if self.delayed else self.discounted
 
     def add(self, reward: float) -> None:
-        """Count one step."""
         self.total += reward
         self.discounted += self.discount**self.length * reward
         self.length += 1
@@ -339,21 +339,18 @@ def evaluate_online(
             episode.total, episode.length = float(record["r"]), int(record["l"])
         return record is not None or not monitored  # a lost life is the end for the learner, not of the game (Atari)
 
-    if plays_tensors(model, env):
-        player = TensorPlayer(model, env, deterministic, longest, env_id)
-        with bar:
-            for begin in range(0, episodes, env.num_envs):
-                wave, counted = played[begin : begin + env.num_envs], min(env.num_envs, episodes - begin)
-                ends = player.play([episode.seed for episode in wave], counted)
+    in_tensors, takes = plays_tensors(model, env), inspect.signature(model.predict).parameters
+    with nullcontext(env) if in_tensors else guarding(env) as env, bar:
+        for begin in range(0, episodes, env.num_envs):
+            wave = played[begin : begin + env.num_envs]  # those too that only fill the last one
+            seeds, counted = [episode.seed for episode in wave], min(env.num_envs, episodes - begin)
+            if in_tensors:
+                ends = play_in_tensors(model, env, seeds, counted, deterministic, longest, env_id)
                 for episode, ending in zip(wave, ends, strict=False):
                     episode.total, episode.length, episode.success = ending
                 bar.update(counted)
-        return result_of(played[:episodes], env_id, player.step)
-    takes = inspect.signature(model.predict).parameters
-    with guarding(env) as env, bar:
-        for begin in range(0, episodes, env.num_envs):
-            wave = played[begin : begin + env.num_envs]  # those too that only fill the last one
-            seed_environments(env, [episode.seed for episode in wave])
+                continue
+            seed_environments(env, seeds)
             state: Any = None
 
             def act(observation: Any, first: Any, rewards: Any, noise: Any = tuple(each.noise for each in wave)) -> Any:
@@ -368,8 +365,7 @@ def evaluate_online(
                 )
                 return actions
 
-            running: list[EvaluationEpisode | None] = [*wave[: episodes - begin]]
-            running += [None] * (env.num_envs - len(running))
+            running = [*wave[:counted], *[None] * (env.num_envs - counted)]
             play(env, act, running, lambda _: None, end, longest, env_id, bar)
     step = getattr(model, "num_timesteps", None)
     return result_of(played[:episodes], env_id, None if step is None else int(step))

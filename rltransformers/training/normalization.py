@@ -1,7 +1,7 @@
 """Running statistics of ``VecNormalize`` as plain tensors, so that no checkpoint is a pickle, and of an own scale."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
@@ -56,13 +56,8 @@ class SharedMeanStd(RunningMeanStd):
 
 def share_statistics(sharing: Sharing, normalizer: VecNormalize | None) -> None:
     """Let the statistics of ``normalizer`` be those of the environments of all processes."""
-    if sharing.is_single or normalizer is None:
-        return
-    if normalizer.norm_obs:
-        rms: Any = normalizer.obs_rms
-        of_all: Any = {key: shared(each) for key, each in rms.items()} if isinstance(rms, dict) else shared(rms)
-        normalizer.obs_rms = of_all
-    normalizer.ret_rms = shared(normalizer.ret_rms)
+    if not sharing.is_single and normalizer is not None:
+        change_statistics(normalizer, shared)
 
 
 def shared(own: RunningMeanStd) -> RunningMeanStd:
@@ -260,6 +255,14 @@ def of_observations(wrapper: VecNormalize) -> dict[str, RunningMeanStd]:
     """Running statistics of the leaves of the observation that are normalized."""
     found: Any = wrapper.obs_rms if wrapper.norm_obs else {}  # which it has only where it normalizes them
     return found if isinstance(found, dict) else {"": found}
+
+
+def change_statistics(wrapper: VecNormalize, change: Callable[[Any], RunningMeanStd]) -> None:
+    """Replace the running statistics of returns, and of observations where they are normalized."""
+    wrapper.ret_rms = change(wrapper.ret_rms)
+    if wrapper.norm_obs:
+        changed: Any = {path: change(rms) for path, rms in of_observations(wrapper).items()}
+        wrapper.obs_rms = changed.get("", changed)
 
 
 def pack_moments(rms: RunningMeanStd) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A ``TensorVecEnv`` checks shapes and types itself, for nothing. Values are looke
 kept; the host reads them behind many steps, and then names a fault as it is named in numpy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +14,11 @@ from torch import Tensor
 
 from rltransformers.core.action_masks import ACTION_MASK, STUCK_AT_LIMIT, check_masks, choices_of
 from rltransformers.core.errors import DataError
-from rltransformers.core.spaces import Space
-from rltransformers.core.values import check_observations, check_outcome, read_leaves
-from rltransformers.envs.tensors.base import Leaves, TensorStep, TensorVecEnv
+from rltransformers.core.guard import attempt
+from rltransformers.core.spaces import Space, nest_leaves
+from rltransformers.core.values import When, check_observations, check_outcome, read_leaves
+from rltransformers.envs.tensors.base import Leaves, TensorStep, TensorVecEnv, action_types
+from rltransformers.policies.action_heads import ActionHead
 
 Fits = Callable[[Tensor], Tensor]
 """Rows [N, ...] to whether each entry is one of a space."""
@@ -26,37 +28,56 @@ class Seen(NamedTuple):
     """What a reset or a step gave."""
 
     good: Tensor  # bool [N]
-    observations: Leaves
-    step: TensorStep | None  # None for a reset
+    given: Leaves | TensorStep  # observations of a reset, or a step
     when: str
 
 
-class TensorChecks:
-    """Looks at what environments give, and refuses what is wrong.
+class CheckedTensors:
+    """Resets and steps environments, looks at what they give, and refuses what is wrong.
 
     Args:
-        env: whose values are looked at.
         masks: whether masks of actions are read.
         last_masks: whether those of episodes that a limit cut are read, too.
+
+    Attributes:
+        refused: whether something was wrong.
     """
+
+    refused = False
 
     def __init__(self, env: TensorVecEnv, masks: bool, last_masks: bool = False) -> None:
         self._env, self._masks, self._last_masks = env, masks, masks and last_masks
         self._leaves = read_leaves(env.observation_space)
         self._fits = {path: fits_of(space, env.device) for path, space in self._leaves.items()}
         self._choices = choices_of(env.action_space) if masks else []
+        self._types = action_types(env.action_space)
         self._seen: list[Seen] = []
 
-    def look(self, observations: Leaves, step: TensorStep | None, when: str) -> None:
-        """Look at the observations of a reset, or of a ``step``, and at what else it gave; copies nothing."""
-        flags = self._good(observations, self._masks)
-        if step is not None:
-            flags.append(step.rewards.isfinite())
-        if step is not None and step.last_observations is not None:
-            flags += [good | ~step.ended for good in self._good(step.last_observations, False)]
-            if self._last_masks:
-                flags.append(self._allows(step.last_observations) | ~step.truncated)
-        self._seen.append(Seen(torch.stack(flags).all(0), observations, step, when))
+    def reset(self, when: str) -> Leaves:
+        """Begin new episodes everywhere; their first observations."""
+        leaves: Leaves = attempt(self._env, lambda: "in step 0", self._env.reset_tensors)
+        self._look(leaves, when)
+        return leaves
+
+    def step(self, head: ActionHead, actions: Mapping[str, Tensor], when: When) -> TensorStep:
+        """Take a step with actions of a policy, Boxes clipped."""
+        leaves = {path: value.to(self._types[path]) for path, value in head.execute(actions).items()}
+        executed = nest_leaves(self._env.action_space, leaves)
+        step: TensorStep = attempt(self._env, when, self._env.step_tensors, executed)
+        self._look(step, when())
+        return step
+
+    def _look(self, given: Leaves | TensorStep, when: str) -> None:
+        """Look at the observations of a reset, or at what a step gave; copies nothing."""
+        if not isinstance(given, TensorStep):
+            flags = self._good(given, self._masks)
+        else:
+            flags = [*self._good(given.observations, self._masks), given.rewards.isfinite()]
+            if (last := given.last_observations) is not None:
+                flags += [good | ~given.ended for good in self._good(last, False)]
+                if self._last_masks:
+                    flags.append(self._allows(last) | ~given.truncated)
+        self._seen.append(Seen(torch.stack(flags).all(0), given, when))
 
     def refuse(self, cause: Exception | None = None) -> None:
         """Read the flags of what was seen since the last call.
@@ -68,6 +89,7 @@ class TensorChecks:
         seen, self._seen = self._seen, []
         if not seen or bool((good := torch.stack([each.good for each in seen]).all(1)).all()):
             return
+        self.refused = True
         try:
             self._name(seen[good.tolist().index(False)])
         except DataError as error:
@@ -75,8 +97,8 @@ class TensorChecks:
 
     def _good(self, leaves: Leaves, masks: bool) -> list[Tensor]:
         """Flags of observations, each bool [N]."""
-        flags = [fits(leaves[path]) for path, fits in self._fits.items()]
-        flags = [each if each.dim() == 1 else each.flatten(1).all(1) for each in flags]
+        fitting = (fits(leaves[path]) for path, fits in self._fits.items())
+        flags = [each if each.dim() == 1 else each.flatten(1).all(1) for each in fitting]
         return [*flags, self._allows(leaves)] if masks else flags
 
     def _allows(self, leaves: Leaves) -> Tensor:
@@ -85,27 +107,26 @@ class TensorChecks:
 
     def _name(self, seen: Seen) -> None:
         """Raise the error of numpy for what was seen."""
-        step, space = seen.step, self._env.action_space
+        given, space = seen.given, self._env.action_space
+        step = given if isinstance(given, TensorStep) else None
 
         def place(row: int) -> str:
             return f"{row} {seen.when}"
 
         if step is not None:
             check_outcome(self._env.num_envs, step.rewards.cpu().numpy(), {}, lambda: seen.when)
-        check_observations(self._leaves, observations := _arrays(seen.observations), place=place)
+        observations = _arrays(given.observations if isinstance(given, TensorStep) else given)
+        check_observations(self._leaves, observations, place=place)
         if self._masks:
             check_masks(observations[ACTION_MASK], space, place)
         if step is None or step.last_observations is None:
             return
-        last, ended, cut = (
-            _arrays(step.last_observations),
-            *(np.flatnonzero(flags.cpu().numpy()) for flags in (step.ended, step.truncated)),
-        )
+        last, ended = _arrays(step.last_observations), np.flatnonzero(step.ended.cpu().numpy())
         of_ended = {path: leaf[ended] for path, leaf in last.items()}
         check_observations(self._leaves, of_ended, "terminal observation", lambda row: place(int(ended[row])))
         if self._last_masks:
-            masks = last[ACTION_MASK][cut]
-            check_masks(masks, space, lambda row: place(int(cut[row])), way_out=STUCK_AT_LIMIT)
+            cut = np.flatnonzero(step.truncated.cpu().numpy())
+            check_masks(last[ACTION_MASK][cut], space, lambda row: place(int(cut[row])), way_out=STUCK_AT_LIMIT)
 
 
 def fits_of(space: Space, device: torch.device) -> Fits:

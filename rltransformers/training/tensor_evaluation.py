@@ -3,7 +3,8 @@
 Axes: N environments, U numbers of noise.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,16 +17,14 @@ from torch import Tensor
 
 from rltransformers.core.episodes import endless_episode
 from rltransformers.core.errors import DataError
-from rltransformers.core.guard import attempt
 from rltransformers.core.seeding import seed_environments, step_seed
 from rltransformers.core.values import WAY_OUT
-from rltransformers.envs.tensors.base import TensorStep, TensorVecEnv, action_types, inner_tensors
+from rltransformers.envs.tensors.base import TensorStep, TensorVecEnv, inner_tensors
 from rltransformers.envs.tensors.streams import random_shares, random_words
 from rltransformers.policies.action_heads import Noise, noise_of
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.training.normalization import CLIP
-from rltransformers.training.online.tensor_rollouts import executed_actions
-from rltransformers.training.tensor_checks import TensorChecks
+from rltransformers.training.tensor_checks import CheckedTensors
 from rltransformers.training.tensor_statistics import TensorStatistics
 
 STEPS_BETWEEN_LOOKS = 32
@@ -39,96 +38,75 @@ def plays_tensors(model: Any, env: VecEnv) -> bool:
     return inside is not None and is_agent and inside.device.type == model.device.type
 
 
-class TensorPlayer:
-    """Plays one episode in every environment, each to its end, with the present weights of an agent.
-
-    ``step`` is the training step of these weights.
+def play_in_tensors(
+    agent: Any, env: Any, seeds: Sequence[int], counted: int, deterministic: bool, longest: int, name: str | None
+) -> list[tuple[float, int, bool | None]]:
+    """Return, length and success (None: nothing succeeds) of an episode of the first ``counted`` environments.
 
     Args:
-        agent: an online agent.
+        agent: an online agent, which acts with its present weights.
         env: a ``TensorVecEnv``, also in ``VecNormalize``, whose statistics do not move.
+        seeds: of every environment.
         deterministic: take the most likely actions.
         longest: steps after which an episode that goes on is an error; seen up to ``STEPS_BETWEEN_LOOKS`` steps later.
         name: of the environment, for messages.
+
+    Raises:
+        DataError: for an exception of the environment, for values that are not finite or outside their space, and for
+            an episode that does not end.
     """
+    inside = inner_tensors(env)
+    assert inside is not None
+    seed_environments(inside, seeds)
+    checked = CheckedTensors(inside, agent.policy.masks)
+    statistics = TensorStatistics(None if env is inside else env, None, 1.0, inside.device)
+    with statistics.on_device(checked, keep=False):
+        running = torch.arange(inside.num_envs, device=inside.device) < counted
+        streams = None
+        if not deterministic:
+            streams = torch.tensor([step_seed(seed, 0, "action") for seed in seeds], device=inside.device)
+        ends: TensorStep | None = None
+        for number, step in enumerate(_steps(agent, inside, checked, statistics, streams), 1):
+            ended = step.ended & running
+            ends = step if ends is None else _where(ended, step, ends)
+            running = running & ~ended
+            if number % STEPS_BETWEEN_LOOKS == 0:
+                checked.refuse()
+                left = running.nonzero().flatten().tolist()
+                if not left:
+                    break
+                if number >= longest:
+                    raise endless_episode(name, left[0], longest)
+    assert ends is not None
+    returns: list[float] = ends.returns[:counted].tolist()
+    if not np.isfinite(returns).all():
+        row = int(np.argmin(np.isfinite(returns)))
+        raise DataError(f"the return of environment {row} is {returns[row]}, not finite; {WAY_OUT}")
+    successes = [None] * counted if ends.successes is None else ends.successes[:counted].tolist()
+    return list(zip(returns, ends.lengths[:counted].tolist(), successes, strict=True))
 
-    def __init__(self, agent: Any, env: Any, deterministic: bool, longest: int, name: str | None) -> None:
-        inside = inner_tensors(env)
-        assert inside is not None
-        self._env: TensorVecEnv = inside
-        self._longest, self._name, self.step = longest, name, int(agent.num_timesteps)
-        self._policy: MemoryPolicy = agent.policy
-        self._normalizer = None if env is inside else env
-        self._deterministic = deterministic
-        self._noise = noise_of(self._policy.action_head)
-        self._types = action_types(inside.action_space)
-        self._unit = None if agent._own_scale is None else agent.reward_unit
 
-    def play(self, seeds: Sequence[int], counted: int) -> list[tuple[float, int, bool | None]]:
-        """Return, length and success (None: nothing succeeds) of the episodes of the first ``counted`` environments.
-
-        Args:
-            seeds: of every environment.
-
-        Raises:
-            DataError: for an exception of the environment, for values that are not finite or outside their space, and
-                for an episode that does not end.
-        """
-        env, device = self._env, self._env.device
-        seed_environments(env, seeds)
-        self._checks = TensorChecks(env, self._policy.masks)
-        statistics = TensorStatistics(self._normalizer, None, 1.0, device)
-        statistics.begin()
-        try:
-            running = torch.arange(env.num_envs, device=device) < counted
-            streams = torch.tensor([step_seed(seed, 0, "action") for seed in seeds], device=device)
-            ends: TensorStep | None = None
-            for steps, step in enumerate(self._steps(statistics, streams), 1):
-                ended = step.ended & running
-                ends = step if ends is None else _where(ended, step, ends)
-                running = running & ~ended
-                if steps % STEPS_BETWEEN_LOOKS == 0:
-                    self._checks.refuse()
-                    left = running.nonzero().flatten().tolist()
-                    if not left:
-                        break
-                    if steps >= self._longest:
-                        raise endless_episode(self._name, left[0], self._longest)
-        except Exception as error:
-            self._checks.refuse(error)  # a network raises something else for a class that it does not know
-            raise
-        finally:
-            statistics.end(keep=False)
-        assert ends is not None
-        returns: list[float] = ends.returns[:counted].tolist()
-        if not np.isfinite(returns).all():
-            row = int(np.argmin(np.isfinite(returns)))
-            raise DataError(f"the return of environment {row} is {returns[row]}, not finite; {WAY_OUT}")
-        successes = [None] * counted if ends.successes is None else ends.successes[:counted].tolist()
-        return list(zip(returns, ends.lengths[:counted].tolist(), successes, strict=True))
-
-    def _steps(self, statistics: TensorStatistics, streams: Tensor) -> Any:
-        """Steps without end."""
-        env, policy, number = self._env, self._policy, 0
-        policy.end_training_mode()
-        seen = attempt(env, lambda: "in step 0", env.reset_tensors)
-        self._checks.look(seen, None, "in step 0")
-        first, state = torch.ones(env.num_envs, dtype=torch.bool, device=env.device), policy.initial_state(env.num_envs)
-        while True:
-            leaves = policy.leaves_to_tensors(statistics.observed(seen, takes=False))
-            noise = None if self._deterministic else episode_noise(self._noise, streams, number)
-            actions, _, _, state = policy.step(leaves, state, first, noise, overwrites=True)
-            number += 1
-            executed = executed_actions(policy.action_head, env.action_space, actions, self._types)
-            when = partial("in step {}".format, number)
-            step: TensorStep = attempt(env, when, env.step_tensors, executed)
-            self._checks.look(step.observations, step, when())
-            if policy.uses_previous_reward:
-                rewards = statistics.earned(step.rewards, first, step.ended)
-                rewards = rewards if self._unit is None else (rewards / self._unit).clamp(-CLIP, CLIP)
-                state = replace(state, previous_reward=rewards.to(state.previous_reward.dtype))
-            seen, first = step.observations, step.ended
-            yield step
+def _steps(
+    agent: Any, env: TensorVecEnv, checked: CheckedTensors, statistics: TensorStatistics, streams: Tensor | None
+) -> Iterator[TensorStep]:
+    """Steps without end, with actions sampled from ``streams`` [N], or the most likely ones."""
+    policy: MemoryPolicy = agent.policy
+    noise_parts = noise_of(policy.action_head)
+    unit = None if agent._own_scale is None else agent.reward_unit
+    policy.end_training_mode()
+    seen = checked.reset("in step 0")
+    first, state = torch.ones(env.num_envs, dtype=torch.bool, device=env.device), policy.initial_state(env.num_envs)
+    for number in itertools.count(1):
+        leaves = policy.leaves_to_tensors(statistics.observed(seen, takes=False))
+        noise = None if streams is None else episode_noise(noise_parts, streams, number - 1)
+        actions, _, _, state = policy.step(leaves, state, first, noise, overwrites=True)
+        step = checked.step(policy.action_head, actions, partial("in step {}".format, number))
+        if policy.uses_previous_reward:
+            rewards = statistics.earned(step.rewards, first, step.ended)
+            rewards = rewards if unit is None else (rewards / unit).clamp(-CLIP, CLIP)
+            state = replace(state, previous_reward=rewards.to(state.previous_reward.dtype))
+        seen, first = step.observations, step.ended
+        yield step
 
 
 def episode_noise(noise: Sequence[Noise], streams: Tensor, step: int) -> Tensor:

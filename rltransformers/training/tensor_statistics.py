@@ -3,7 +3,9 @@
 Numbers and formulas are those of the numpy classes, which hold the statistics before and behind. Axis: N environments.
 """
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,13 +16,19 @@ from torch.utils import _pytree as pytree
 
 from rltransformers.core.values import to_tensor
 from rltransformers.envs.tensors.base import Leaves
-from rltransformers.training.normalization import CLIP, EPSILON, RewardScale, of_observations
+from rltransformers.training.normalization import CLIP, EPSILON, RewardScale, change_statistics, of_observations
+from rltransformers.training.tensor_checks import CheckedTensors
 
 
 class TensorMeanStd(RunningMeanStd):
-    """Running mean and variance in float64 on a device; whoever reads ``mean``, ``var`` or ``count`` gets copies."""
+    """Running mean and variance in float64 on a device; whoever reads ``mean``, ``var`` or ``count`` gets copies.
+
+    Args:
+        own: the statistics that they begin with.
+    """
 
     def __init__(self, own: RunningMeanStd, device: torch.device) -> None:
+        self._own = own
         self._values = {
             name: torch.as_tensor(value, dtype=torch.float64, device=device)
             for name, value in {"mean": own.mean, "var": own.var, "count": own.count}.items()
@@ -39,12 +47,17 @@ class TensorMeanStd(RunningMeanStd):
         return float(self._values["count"])
 
     def take(self, rows: Tensor) -> None:
-        """Take in rows [N, ...]."""
         rows, (mean, var, count) = rows.to(torch.float64), self._values.values()
         delta, number = rows.mean(0) - mean, len(rows)
         total = count + number
         spread = var * count + rows.var(0, correction=0) * number + delta.square() * count * number / total
         self._values = {"mean": mean + delta * number / total, "var": spread / total, "count": total}
+
+    def back(self, keep: bool) -> RunningMeanStd:
+        """The statistics that they began with, which get the values of now where they are to ``keep``."""
+        if keep:
+            self._own.mean, self._own.var, self._own.count = self.mean, self.var, self.count
+        return self._own
 
     def scaled(self, values: Tensor, epsilon: float, clip: float, centered: bool) -> Tensor:
         """Values divided by the deviation, with ``centered`` around the mean, clipped, in float32."""
@@ -57,8 +70,6 @@ class TensorMeanStd(RunningMeanStd):
 class TensorStatistics:
     """What ``VecNormalize`` and an agent's own scale do to observations and rewards, in tensors, in one rollout.
 
-    ``begin`` takes the statistics to the device, ``end`` brings them back; a checkpoint in between reads them as ever.
-
     Args:
         normalizer: around the environments; None without.
         scale: the agent's own, of rewards; None without.
@@ -68,66 +79,55 @@ class TensorStatistics:
     def __init__(
         self, normalizer: VecNormalize | None, scale: RewardScale | None, gamma: float, device: torch.device
     ) -> None:
-        self._normalizer, self._scale, self._gamma, self._device = normalizer, scale, gamma, device
+        self._normalizer: Any = normalizer
+        self._scale: Any = scale
+        self._gamma, self._device = gamma, device
 
-    def begin(self) -> None:
-        """Take the statistics to the device."""
-        normalizer, scale = self._normalizer, self._scale
-        self._before: dict[str, Any] = {}
-        if normalizer is not None:
-            self._before["returns"] = normalizer.ret_rms
-            normalizer.ret_rms = self._returns = TensorMeanStd(normalizer.ret_rms, self._device)
-            normalizer.returns = to_tensor(normalizer.returns, self._device)  # type: ignore[assignment]
-            self._observations = {
-                path: TensorMeanStd(rms, self._device) for path, rms in of_observations(normalizer).items()
-            }
-            if normalizer.norm_obs:
-                self._before["observations"] = normalizer.obs_rms
-                of_all: Any = self._observations
-                normalizer.obs_rms = of_all.get("", of_all)
-        if scale is not None:
-            self._before["scale"] = scale.moments
-            scale.moments = self._moments = TensorMeanStd(scale.moments, self._device)
-            scale.returns = to_tensor(scale.returns, self._device)  # type: ignore[assignment]
+    @contextmanager
+    def on_device(self, checks: CheckedTensors, keep: bool = True) -> Iterator[None]:
+        """Within the block the statistics are on the device, where a checkpoint reads them as ever.
 
-    def end(self, keep: bool) -> None:
-        """Bring them back; without ``keep`` running means and variances are those from before the rollout."""
-        normalizer, scale = self._normalizer, self._scale
-        if normalizer is not None:
-            normalizer.ret_rms = _plain(self._before["returns"], self._returns, keep)
-            normalizer.returns = _array(normalizer.returns)
-            if normalizer.norm_obs:
-                before: Any = self._before["observations"]
-                if isinstance(before, dict):
-                    for path, rms in before.items():
-                        _plain(rms, self._observations[path], keep)
-                else:
-                    _plain(before, self._observations[""], keep)
-                normalizer.obs_rms = before
-            for name in ("old_obs", "old_reward"):
-                setattr(normalizer, name, _array(getattr(normalizer, name, np.array([]))))
-        if scale is not None:
-            scale.moments = _plain(self._before["scale"], self._moments, keep)
-            scale.returns = _array(scale.returns)
+        Without ``keep``, and where values were wrong, running means and variances then are as before the block.
+
+        Raises:
+            DataError: for what ``checks`` saw, in place of any other error of the block.
+        """
+        self._change(lambda rms: TensorMeanStd(rms, self._device), lambda array: to_tensor(array, self._device))
+        try:
+            yield
+            checks.refuse()
+        except Exception as error:
+            checks.refuse(error)  # a network raises something else for a class that it does not know
+            raise
+        finally:
+            self._change(lambda rms: rms.back(keep and not checks.refused), _array)
+            if self._normalizer is not None:
+                for name in ("old_obs", "old_reward"):
+                    setattr(self._normalizer, name, _array(getattr(self._normalizer, name, np.array([]))))
+
+    def _change(self, statistics: Callable[[Any], Any], sums: Callable[[Any], Any]) -> None:
+        """Change all running statistics, and the sums of rewards that those of returns take in."""
+        if self._normalizer is not None:
+            change_statistics(self._normalizer, statistics)
+            self._normalizer.returns = sums(self._normalizer.returns)
+        if self._scale is not None:
+            self._scale.moments, self._scale.returns = statistics(self._scale.moments), sums(self._scale.returns)
 
     def first(self, leaves: Leaves) -> Leaves:
         """Take in and normalize observations of a reset."""
-        normalizer: Any = self._normalizer
-        if normalizer is not None:
-            normalizer.returns = torch.zeros_like(normalizer.returns)
+        if self._normalizer is not None:
+            self._normalizer.returns = torch.zeros_like(self._normalizer.returns)
         return self.observed(leaves, takes=True)
 
     def observed(self, leaves: Leaves, takes: bool) -> Leaves:
         """Normalize observations; with ``takes`` the statistics follow them where they follow any."""
-        normalizer: Any = self._normalizer
+        normalizer = self._normalizer
         if normalizer is None:
             return leaves
         if takes:
             normalizer.old_obs = leaves.get("", leaves)
-        if not normalizer.norm_obs:
-            return leaves
-        result = dict(leaves)
-        for path, moments in self._observations.items():
+        result, statistics = dict(leaves), cast(dict[str, TensorMeanStd], of_observations(normalizer))
+        for path, moments in statistics.items():
             if takes and normalizer.training:
                 moments.take(leaves[path])
             result[path] = moments.scaled(leaves[path], normalizer.epsilon, normalizer.clip_obs, centered=True)
@@ -137,27 +137,18 @@ class TensorStatistics:
         """Take in and scale the rewards [N] of a step, the first of an episode at ``starts``, the last at ``ended``."""
         normalizer, scale = self._normalizer, self._scale
         if normalizer is not None:
-            of_wrapper: Any = normalizer
-            of_wrapper.old_reward = rewards
+            returns, normalizer.old_reward = normalizer.ret_rms, rewards
             if normalizer.training:
-                of_wrapper.returns = of_wrapper.returns * normalizer.gamma + rewards
-                self._returns.take(of_wrapper.returns)
+                normalizer.returns = normalizer.returns * normalizer.gamma + rewards
+                returns.take(normalizer.returns)
             if normalizer.norm_reward:
-                rewards = self._returns.scaled(rewards, normalizer.epsilon, normalizer.clip_reward, centered=False)
-            of_wrapper.returns = of_wrapper.returns * ~ended
+                rewards = returns.scaled(rewards, normalizer.epsilon, normalizer.clip_reward, centered=False)
+            normalizer.returns = normalizer.returns * ~ended
         if scale is not None:
-            of_scale: Any = scale
-            of_scale.returns = of_scale.returns * self._gamma * ~starts + rewards
-            self._moments.take(of_scale.returns)
-            rewards = self._moments.scaled(rewards, EPSILON, CLIP, centered=False)
+            scale.returns = scale.returns * self._gamma * ~starts + rewards
+            scale.moments.take(scale.returns)
+            rewards = scale.moments.scaled(rewards, EPSILON, CLIP, centered=False)
         return rewards
-
-
-def _plain(own: RunningMeanStd, moved: TensorMeanStd, keep: bool) -> RunningMeanStd:
-    """The statistics of before, with the values of now where they are to ``keep``."""
-    if keep:
-        own.mean, own.var, own.count = moved.mean, moved.var, moved.count
-    return own
 
 
 def _array(value: Any) -> Any:

@@ -101,14 +101,14 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
         log_interval: int | None = None,
     ) -> RolloutReturn:
         """``train_freq`` steps of every environment, into the replay; says whether a callback ends training."""
-        if self._tensors is not None:
-            steps = train_freq.frequency
-            return collect_steps(self, self._tensors, callback, steps, replay_buffer, log_interval)
         policy, episodes, before = self.policy, self._episode_num, self.num_timesteps
         policy.set_training_mode(False)
         callback.on_rollout_start()
-        if self._guard.moves != self._moves:
+        if self._moved:
             self._reset_environments()
+        if self._tensors is not None:
+            going_on = collect_steps(self, self._tensors, callback, train_freq.frequency, replay_buffer)
+            return self._end_rollout(callback, before, episodes, going_on, log_interval)
         normalizer = self._vec_normalize_env
         seen = self._guard.leaves(self._observation)
         leaves = policy.leaves_to_tensors(seen)
@@ -116,7 +116,8 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
         for _ in range(train_freq.frequency):
             episode_starts = cast(np.ndarray, self._last_episode_starts)
             first = to_tensor(episode_starts, self.device)
-            raw = replay_data.raw_observation(normalizer, self._observation, self._raw_obs)
+            newest = replay_data.raw_leaves(normalizer, self._observation, self._raw_obs)
+            raw = {path: np.array(leaf) for path, leaf in newest.items()}
             if policy.masks_beside:
                 raw[ACTION_MASK] = seen[ACTION_MASK]
             buffer_actions, state = self._act(leaves, first)  # callbacks find both by the names of SB3
@@ -135,14 +136,20 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             self._episode_num += int(np.count_nonzero(dones))
             if not going_on and self.sharing.is_single:
-                return RolloutReturn(self.num_timesteps - before, self._episode_num - episodes, continue_training=False)
-            if self._guard.moves != self._moves:  # by the callback: the replay takes these episodes as left
+                return self._end_rollout(callback, before, episodes, going_on, log_interval)
+            if self._moved:  # by the callback: the replay takes these episodes as left
                 new_obs = self._reset_environments()
             seen = self._guard.leaves(new_obs)
             leaves = policy.leaves_to_tensors(seen)
         if not self.sharing.is_single:
             going_on = self._share_rollout(before, going_on)
         self._episode_num = episodes + self.sharing.count(self._episode_num - episodes)
+        return self._end_rollout(callback, before, episodes, going_on, log_interval)
+
+    def _end_rollout(
+        self, callback: BaseCallback, before: int, episodes: int, going_on: bool, log_interval: int | None
+    ) -> RolloutReturn:
+        """Write the log where its time has come; ``before`` steps and ``episodes`` are those before the rollout."""
         if going_on:
             if log_interval is not None and self._episode_num // log_interval > episodes // log_interval:
                 self.dump_logs()

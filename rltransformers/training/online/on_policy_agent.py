@@ -86,8 +86,6 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         all of them end.
         """
         buffer: RolloutBuffer = rollout_buffer
-        if self._tensors is not None:
-            return collect_segments(self, self._tensors, callback, buffer, n_rollout_steps)
         carry, policy = self.carry, self._actor
         carry.rollout_from = before = self.num_timesteps
         policy.set_training_mode(False)
@@ -95,8 +93,10 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         callback.on_rollout_start()
         if self._guard.moves != self._moves:
             self._reset_environments()
-        segment_before = carry.segment if self.memory_refresh == "epoch" else None
+        carry.before = carry.segment if self.memory_refresh == "epoch" else None
         carry.segment = None  # until this one is whole: what follows a rollout that was given up follows no segment
+        if self._tensors is not None:
+            return collect_segments(self, self._tensors, callback, buffer, n_rollout_steps)
         leaves = policy.leaves_to_tensors(self._guard.leaves(self._observation))
         going_on = True
         for _ in range(n_rollout_steps):
@@ -125,7 +125,6 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         if not self.sharing.is_single and not self._share_rollout(before, going_on):
             return self._give_up()
         last_values = policy.values(leaves, carry.acting, to_tensor(self._last_episode_starts, self.device))
-        carry.before = segment_before
         carry.segment = buffer.finish(last_values, self.gamma, self.gae_lambda)
         callback.update_locals(locals())
         callback.on_rollout_end()

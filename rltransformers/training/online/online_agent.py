@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
@@ -34,7 +35,7 @@ from rltransformers.training import normalization
 from rltransformers.training.actor import Actor
 from rltransformers.training.interval_log import check_callback
 from rltransformers.training.normalization import CLIP, EPSILON, RewardScale
-from rltransformers.training.online.carry import Carry, RolloutCounts
+from rltransformers.training.online.carry import Carry, endings
 from rltransformers.training.online.eval_callbacks import check_eval_callbacks
 from rltransformers.training.online.online_checkpoint import UnwrittenMetrics
 from rltransformers.training.online.stored_agent import StoredAgent, settings_of
@@ -158,7 +159,7 @@ class OnlineAgent(StoredAgent):
         self._loaded_normalization: dict[str, Any] | None = None  # of a model that was loaded without environment
         self._scaled_rewards: bool | None = None  # whether it learned from rewards that VecNormalize scaled
         self._scale = RewardScale(self.n_envs, self.sharing) if self.scale_rewards else None
-        self._rollout_counts = RolloutCounts()
+        self._endings: list[Any] = []  # of several processes, by step of the running rollout, see ``endings``
         self._look_at_environment()
         if not self.sharing.is_leader:
             self.tensorboard_log, self.verbose = None, 0
@@ -205,7 +206,6 @@ class OnlineAgent(StoredAgent):
             rewards = scale.update(unscaled, cast(np.ndarray, self._last_episode_starts), self.gamma)
         resets = reset_rows(self._guard)
         steps = self.n_envs - int(np.count_nonzero(resets))
-        self._rollout_counts.steps += steps
         self.num_timesteps += steps * self.sharing.size  # until ``_share_rollout`` counts those of the others
         self.carry.acting = replace(state, previous_reward=to_tensor(rewards, self.device, state.previous_reward.dtype))
         self._observation, self._moves = new_obs, self._guard.moves
@@ -242,18 +242,21 @@ class OnlineAgent(StoredAgent):
         if self.sharing.is_single:
             super()._update_info_buffer(infos, dones)
         else:
-            self._rollout_counts.add(infos, dones)
+            self._endings.append(endings(infos, dones))
 
     def _share_rollout(self, before: int, going_on: bool) -> bool:
         """Count the steps of all processes since there were ``before``, and their episodes as one process would.
 
         Returns whether all of them are ``going_on``.
         """
-        steps, episodes, going_on = self._rollout_counts.share(self.sharing, going_on)
-        self.num_timesteps = before + steps
-        for info, end in episodes:
-            super()._update_info_buffer([info], np.array([end]))
-        return going_on
+        own = (self.num_timesteps - before) // self.sharing.size
+        steps, by_step, going = zip(*self.sharing.all_gather_object((own, self._endings, going_on)), strict=True)
+        self._endings = []
+        self.num_timesteps = before + sum(steps)
+        for step in zip(*by_step, strict=True):
+            for info, end in chain(*step):
+                super()._update_info_buffer([info], np.array([end]))
+        return all(going)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         """From 1 to 0, where it stays: rollouts are whole, and the last one may go beyond the end of the run."""
@@ -272,7 +275,7 @@ class OnlineAgent(StoredAgent):
         settings_of(self)  # an agent that cannot be saved is refused before it has learned
         if reset_num_timesteps:
             self._metrics = UnwrittenMetrics()
-        self._rollout_counts = RolloutCounts()
+        self._endings = []
         if self._vec_normalize_env is not None:
             self._scaled_rewards = bool(self._vec_normalize_env.norm_reward)
         normalization.share_statistics(self.sharing, self._vec_normalize_env)

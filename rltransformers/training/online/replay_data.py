@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3.common.vec_env import VecNormalize
@@ -22,14 +21,13 @@ from rltransformers.core.checkpoint import (
 from rltransformers.core.device import CPU
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.ranges import NonNegativeNumber, check
-from rltransformers.core.spaces import leaf_spaces, nested_leaves, space_to_json
+from rltransformers.core.spaces import Space, leaf_spaces, nested_leaves, space_to_json
 from rltransformers.core.values import check_observations, to_tensor
 from rltransformers.core.world import Sharing, rows_of
 from rltransformers.data.replay import Draw, SegmentReplay, Window, draw_segments
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.normalization import RewardScale
 
-Space = gym.Space[Any]
 KIND = "SegmentReplay"
 
 
@@ -72,26 +70,20 @@ def _own(replay: SegmentReplay, draw: Draw, sharing: Sharing) -> tuple[np.ndarra
 # VecNormalize
 
 
-def raw_observation(normalizer: VecNormalize | None, observation: Any, stored: Any = None) -> dict[str, np.ndarray]:
-    """The leaves of the newest observations before ``VecNormalize``, in arrays of their own.
+def raw_leaves(normalizer: VecNormalize | None, observation: Any, stored: Any) -> Mapping[str, Any]:
+    """The leaves of the newest observations before ``VecNormalize``, arrays or, while a rollout runs in them, tensors.
 
     ``stored``: the same of a checkpoint, for a ``VecNormalize`` that has seen none yet.
     """
     seen = observation if normalizer is None else vars(normalizer).get("old_obs", {})
-    if not len(seen):
-        return dict(stored)
-    leaves = nested_leaves(seen)
-    return {path: np.array(leaf) for path, leaf in leaves.items()}
+    return nested_leaves(seen) if len(seen) else stored
 
 
 def pack_observation(normalizer: VecNormalize | None, observation: Any, stored: Any) -> dict[str, Tensor] | None:
-    """``raw_observation`` for a checkpoint; None without ``VecNormalize`` or observation."""
+    """``raw_leaves`` for a checkpoint; None without ``VecNormalize`` or observation."""
     if normalizer is None or observation is None:
         return None
-    seen = nested_leaves(vars(normalizer).get("old_obs", {}))
-    if any(isinstance(leaf, Tensor) for leaf in seen.values()):  # of a rollout that runs in tensors
-        return {path: leaf.to(CPU) for path, leaf in seen.items()}
-    return {path: to_tensor(leaf, CPU) for path, leaf in raw_observation(normalizer, observation, stored).items()}
+    return {path: to_tensor(leaf, CPU) for path, leaf in raw_leaves(normalizer, observation, stored).items()}
 
 
 def unpack_observation(packed: Any, normalizer: VecNormalize | None) -> dict[str, np.ndarray] | None:
@@ -110,8 +102,10 @@ def normalized(
     """A window as the policy sees it, under the statistics of now, with observations of these types."""
     observations: Mapping[str, Tensor] = window.observations
     if normalizer is not None:
-        arrays = {path: leaf.numpy() for path, leaf in observations.items()}
-        observations = {path: to_tensor(leaf, CPU) for path, leaf in _by_key(normalizer.normalize_obs, arrays).items()}
+        arrays: dict[str, Any] = {path: leaf.numpy() for path, leaf in observations.items()}
+        bare = "" in arrays  # beside it stands at most a mask of actions
+        arrays |= {"": normalizer.normalize_obs(arrays[""])} if bare else normalizer.normalize_obs(arrays)
+        observations = {path: to_tensor(leaf, CPU) for path, leaf in arrays.items()}
     change: Any = scale or (None if normalizer is None else normalizer.normalize_reward)
     if change is not None:
         for name in ("rewards", "previous_rewards"):
@@ -119,12 +113,6 @@ def normalized(
             scaled: Any = to_tensor(change(rewards.numpy()), CPU, rewards.dtype)
             window = replace(window, **{name: scaled})
     return replace(window, observations={path: leaf.to(types[path]) for path, leaf in observations.items()})
-
-
-def _by_key(change: Any, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    if "" in leaves:  # beside it stands at most a mask of actions
-        return dict(leaves) | {"": change(leaves[""])}
-    return dict(change(dict(leaves)))
 
 
 # Files

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.type_aliases import RolloutReturn
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.guard import attempt
-from rltransformers.core.spaces import Space, nest_leaves, nested_leaves
+from rltransformers.core.spaces import nested_leaves
 from rltransformers.data.replay import SegmentReplay
 from rltransformers.data.rollout import RolloutBuffer
 from rltransformers.envs.tensors.base import (
@@ -26,14 +24,13 @@ from rltransformers.envs.tensors.base import (
     StepInfos,
     TensorStep,
     TensorVecEnv,
-    action_types,
     beside,
     inner_tensors,
 )
-from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.policy_state import PolicyState
-from rltransformers.training.tensor_checks import TensorChecks
+from rltransformers.training.online.replay_data import raw_leaves
+from rltransformers.training.tensor_checks import CheckedTensors
 from rltransformers.training.tensor_statistics import TensorStatistics
 
 
@@ -78,16 +75,13 @@ class TensorRollout:
 
     Attributes:
         leaves: the newest observations as the policy takes them.
-        starts: which of them begin an episode, bool [E].
     """
 
     def __init__(self, agent: Any, env: TensorVecEnv, reads_last_masks: bool = False) -> None:
         self.agent, self.env = agent, env
-        scale, self._normalizer = agent._own_scale, agent._vec_normalize_env
-        self._statistics = TensorStatistics(self._normalizer, scale, agent.gamma, agent.device)
-        self._types = action_types(env.action_space)
-        self._checks = TensorChecks(env, agent.policy.masks, reads_last_masks)
-        self._ends: list[tuple[TensorStep, Tensor]] = []
+        self._statistics = TensorStatistics(agent._vec_normalize_env, agent._own_scale, agent.gamma, agent.device)
+        self._checked = CheckedTensors(env, agent.policy.masks, reads_last_masks)
+        self._steps: list[TensorStep] = []
 
     @contextmanager
     def running(self) -> Iterator["TensorRollout"]:
@@ -98,63 +92,36 @@ class TensorRollout:
                 nothing; statistics are then as they were before.
         """
         agent = self.agent
-        if agent._guard.moves != agent._moves:
-            agent._reset_environments()
-        self._statistics.begin()
-        keep = True
-        try:
+        with self._statistics.on_device(self._checked):
             self._see(nested_leaves(agent._observation))
-            self.starts = torch.as_tensor(agent._last_episode_starts, device=agent.device)
-            try:
-                yield self
-            except Exception as error:
-                keep = False
-                self._checks.refuse(error)  # a network raises something else for a class that it does not know
-                keep = True
-                raise
-            keep = False
-            self._checks.refuse()
-            keep = True
-        finally:
-            self._statistics.end(keep)
+            agent._last_episode_starts = torch.as_tensor(agent._last_episode_starts, device=agent.device)
+            yield self
         self._tell_episodes()
 
     def reset(self) -> None:
-        """Begin new episodes everywhere."""
         agent = self.agent
-        leaves = attempt(self.env, lambda: "in step 0", self.env.reset_tensors)
-        self._checks.look(leaves, None, f"at step {agent._steps_of_run()} of this run")
+        leaves = self._checked.reset(f"at step {agent._steps_of_run()} of this run")
         self._see(self._statistics.first(leaves))
-        self.starts = torch.ones_like(self.starts)
-        agent._last_episode_starts = self.starts
-
-    @property
-    def was_moved(self) -> bool:
-        """Whether somebody else has reset or stepped the environments."""
-        return bool(self.agent._guard.moves != self.agent._moves)
+        agent._last_episode_starts = torch.ones(self.env.num_envs, dtype=torch.bool, device=agent.device)
 
     def raw_leaves(self) -> Leaves:
         """The newest observations before ``VecNormalize``, and masks that are a part of them."""
         agent = self.agent
-        seen = agent._observation if self._normalizer is None else vars(self._normalizer).get("old_obs", {})
-        seen = seen if len(seen) else agent._raw_obs
-        return {path: torch.as_tensor(leaf, device=agent.device) for path, leaf in nested_leaves(seen).items()}
+        leaves = raw_leaves(agent._vec_normalize_env, agent._observation, agent._raw_obs)
+        return {path: torch.as_tensor(leaf, device=agent.device) for path, leaf in leaves.items()}
 
     def step(self, actions: Mapping[str, Tensor], state: PolicyState) -> Step:
         """Take a step with ``actions`` of the policy, which left ``state``."""
-        agent, starts = self.agent, self.starts
-        executed = executed_actions(agent._actor.action_head, agent.action_space, actions, self._types)
-        raw: TensorStep = attempt(self.env, self._when, self.env.step_tensors, executed)
-        self._checks.look(raw.observations, raw, self._when())
+        agent = self.agent
+        raw = self._checked.step(agent._actor.action_head, actions, agent._guard._next_step)
         observations = self._statistics.observed(raw.observations, takes=True)
-        rewards = self._statistics.earned(raw.rewards, starts, raw.ended)
+        rewards = self._statistics.earned(raw.rewards, agent._last_episode_starts, raw.ended)
         last = None if raw.last_observations is None else self._statistics.observed(raw.last_observations, takes=False)
         agent.num_timesteps += agent.n_envs
-        agent._rollout_counts.steps += agent.n_envs
         agent.carry.acting = replace(state, previous_reward=rewards.to(state.previous_reward.dtype))
-        self.starts = agent._last_episode_starts = raw.ended
+        agent._last_episode_starts = raw.ended
         self._see(observations)
-        self._ends.append((raw, raw.ended))
+        self._steps.append(raw)
         return Step(observations, rewards, raw, last, raw.truncated, raw.ended)
 
     def shown(self, step: Step) -> tuple[Any, LazyArray, LazyArray, StepInfos]:
@@ -164,20 +131,15 @@ class TensorRollout:
 
     def _see(self, leaves: Leaves) -> None:
         agent = self.agent
-        agent._observation = leaves.get("", leaves)
-        agent._moves = agent._guard.moves
+        agent._last_obs = leaves.get("", leaves)
         self.leaves = agent._actor.leaves_to_tensors(leaves)
-
-    def _when(self) -> str:
-        return f"at step {self.agent._steps_of_run() + 1} of this run"
 
     def _tell_episodes(self) -> None:
         """Hand the episodes that ended to the means of Stable-Baselines3, in the order of steps and environments."""
-        agent = self.agent
-        if not self._ends:
+        agent, raw = self.agent, self._steps
+        if not raw:
             return
-        steps, rows = torch.stack([ended for _, ended in self._ends]).nonzero(as_tuple=True)
-        raw = [step for step, _ in self._ends]
+        steps, rows = torch.stack([step.ended for step in raw]).nonzero(as_tuple=True)
 
         def column(values: list[Tensor]) -> list[Any]:
             return list(torch.stack(values)[steps, rows].tolist())
@@ -188,34 +150,20 @@ class TensorRollout:
             agent.ep_success_buffer.extend(column([cast(Tensor, step.successes) for step in raw]))
 
 
-def executed_actions(
-    head: ActionHead, space: Space, actions: Mapping[str, Tensor], types: Mapping[str, torch.dtype]
-) -> Any:
-    """Actions of a policy as environments of tensors take them, nested as their space; Boxes clipped."""
-    leaves = {path: value.to(types[path]) for path, value in head.execute(actions).items()}
-    return nest_leaves(space, leaves)
-
-
 # On policy
 
 
 def collect_segments(
     agent: Any, env: TensorVecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
 ) -> bool:
-    """``OnPolicyMemoryAgent.collect_rollouts`` in tensors: the same segments, from the same random numbers."""
+    """The steps of ``OnPolicyMemoryAgent.collect_rollouts`` in tensors: the same segments, and random numbers."""
     buffer: Any = rollout_buffer  # which holds tensors here
     carry, policy = agent.carry, agent._actor
-    carry.rollout_from = agent.num_timesteps
-    policy.set_training_mode(False)
-    buffer.reset(policy.without_cache(carry.acting))
     buffer.take_tensors()
-    callback.on_rollout_start()
-    segment_before = carry.segment if agent.memory_refresh == "epoch" else None
-    carry.segment = None
     steps: list[Step] = []
     with TensorRollout(agent, env).running() as rollout:
         for _ in range(n_rollout_steps):
-            leaves, episode_starts = rollout.leaves, rollout.starts
+            leaves, episode_starts = rollout.leaves, agent._last_episode_starts
             noise = policy.action_head.draw(agent.n_envs, agent._action_generator)
             actions, values, log_probs, state = policy.step(
                 leaves, carry.acting, episode_starts, noise, overwrites=True
@@ -225,14 +173,13 @@ def collect_segments(
             callback.update_locals(locals())
             if not callback.on_step():
                 return bool(agent._give_up())
-            if rollout.was_moved:  # by the callback: these episodes end here, as cut by a limit
+            if agent._moved:  # by the callback: these episodes end here, as cut by a limit
                 step = _cut_all(step)
                 rollout.reset()
             buffer.add(leaves, actions, step.rewards, episode_starts, step.ended, values, log_probs, True)
             steps.append(step)
     value_ends(policy, buffer, steps, agent._rows_per_batch())
-    last_values = policy.values(rollout.leaves, carry.acting, rollout.starts)
-    carry.before = segment_before
+    last_values = policy.values(rollout.leaves, carry.acting, agent._last_episode_starts)
     carry.segment = buffer.finish(last_values, agent.gamma, agent.gae_lambda)
     callback.update_locals(locals())
     callback.on_rollout_end()
@@ -302,24 +249,14 @@ def _values_of_ends(policy: MemoryPolicy, buffer: RolloutBuffer, rows: Tensor, c
 # Off policy
 
 
-def collect_steps(
-    agent: Any,
-    env: TensorVecEnv,
-    callback: BaseCallback,
-    frequency: int,
-    replay: SegmentReplay,
-    log_interval: int | None,
-) -> RolloutReturn:
-    """``OffPolicyMemoryAgent.collect_rollouts`` in tensors; all steps go into the replay behind the last one."""
-    episodes, before = agent._episode_num, agent.num_timesteps
-    agent.policy.set_training_mode(False)
-    callback.on_rollout_start()
+def collect_steps(agent: Any, env: TensorVecEnv, callback: BaseCallback, frequency: int, replay: SegmentReplay) -> bool:
+    """The steps of ``OffPolicyMemoryAgent.collect_rollouts`` in tensors; all go into the replay behind the last one."""
     kept: list[dict[str, Any]] = []
     going_on = True
     with TensorRollout(agent, env, reads_last_masks=True).running() as rollout:
         raw = rollout.raw_leaves()
         for _ in range(frequency):
-            leaves, episode_starts = rollout.leaves, rollout.starts
+            leaves, episode_starts = rollout.leaves, agent._last_episode_starts
             actions, state = agent._act(leaves, episode_starts)
             step = rollout.step(actions, state)
             new_obs, rewards, dones, infos = rollout.shown(step)
@@ -329,17 +266,13 @@ def collect_steps(
             agent._update_current_progress_remaining(agent.num_timesteps, agent._total_timesteps)
             if not going_on:
                 break
-            if rollout.was_moved:  # by the callback: the replay takes these episodes as left
+            if agent._moved:  # by the callback: the replay takes these episodes as left
                 rollout.reset()
                 raw = rollout.raw_leaves()
             else:
                 raw = step.raw.observations
     agent._episode_num += _store(replay, kept)
-    if going_on:
-        if log_interval is not None and agent._episode_num // log_interval > episodes // log_interval:
-            agent.dump_logs()
-        callback.on_rollout_end()
-    return RolloutReturn(agent.num_timesteps - before, agent._episode_num - episodes, going_on)
+    return going_on
 
 
 def _store(replay: SegmentReplay, kept: list[dict[str, Any]]) -> int:
