@@ -50,9 +50,6 @@ class ChunkHead(ActionHead):
                 rows.append(part[..., common:].unflatten(-1, (self.chunk, own // self.chunk)))
         return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
 
-    def learning(self, features: Float[Tensor, "... W"], episode: Int[Tensor, "..."]) -> Float[Tensor, "... k A"]:
-        return self(features)
-
     def masked(self, outputs: Float[Tensor, "... A"], mask: Shaped[Tensor, "... M"]) -> Float[Tensor, "... A"]:
         """As of one action; a mask without the axis k is that of every action."""
         return super().masked(outputs, mask if mask.dim() == outputs.dim() else mask.unsqueeze(-2))

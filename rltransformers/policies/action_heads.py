@@ -76,9 +76,7 @@ class ActionHead(nn.Module):
         check_width(space, "action", width)
         self.spaces = leaf_spaces(space)
         token_width = width if embeds else None
-        parts = [
-            self._leaf(leaf, token_width, log_std, box, (units or {}).get(path)) for path, leaf in self.spaces.items()
-        ]
+        parts = [_leaf(leaf, token_width, log_std, box, (units or {}).get(path)) for path, leaf in self.spaces.items()]
         self.leaves = nn.ModuleList(parts)
         self.by_path: dict[str, ActionLeaf] = dict(zip(self.spaces, parts, strict=True))  # in the order of the space
         self.linear = nn.Linear(width, sum(leaf.outputs for leaf in parts))
@@ -88,27 +86,15 @@ class ActionHead(nn.Module):
         self.numbers = sum(leaf.numbers for leaf in parts)
         self.readout: Readout | None = None if readout is None else readout.build(width, parts)
 
-    def _leaf(
-        self, space: Space, width: int | None, log_std: float | None, box: BoxLeaf, units: Units | None
-    ) -> ActionLeaf:
-        if isinstance(space, spaces.Box):
-            if log_std is not None:
-                return GaussianAction(space, log_std)
-            return box(space, width, units)
-        if isinstance(space, spaces.MultiBinary):
-            return BinaryAction(space, width)
-        assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)  # check_supported has refused the rest
-        return CategoricalAction(space, width)
-
     def forward(self, features: Float[Tensor, "... W"]) -> Float[Tensor, "... A"]:
         """Outputs of all leaves, side by side."""
         return self.linear(features) if self.readout is None else self.readout(features, self.linear)
 
     def learning(self, features: Float[Tensor, "... W"], episode: Int[Tensor, "..."]) -> Float[Tensor, "... A"]:
         """Outputs to learn recorded actions by: without what a readout reads of the same ``episode``."""
-        if self.readout is None or not self.readout.learns:
-            return self.linear(features)
-        return self.readout(features, self.linear, episode)
+        if self.readout is None:
+            return self(features)
+        return self.readout(features, self.linear, episode) if self.readout.learns else self.linear(features)
 
     def as_numbers(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... A"]:
         """Actions as a readout stores them and a critic reads them, in ``numbers`` numbers."""
@@ -188,7 +174,7 @@ class ActionHead(nn.Module):
     ) -> dict[str, dict[str, Tensor]]:
         """Fields of ``PolicyOutput`` by leaf that say how actions are distributed, and how likely these are.
 
-        Numbers of whole actions have the path ""; they are missing where a Box has no density.
+        Numbers of whole actions have the path ""; they are missing where a Box has no density or no entropy.
         """
         parts = self.split(outputs)
         found: dict[str, dict[str, Tensor]] = {}
@@ -196,7 +182,9 @@ class ActionHead(nn.Module):
             for kind, value in leaf.distribution(parts[path]).items():
                 found.setdefault(kind, {})[path] = value
         if all(leaf.has_density for leaf in self.by_path.values()):
-            found |= {"log_prob": {"": self.log_prob(outputs, actions)}, "entropy": {"": self.entropy(outputs)}}
+            found["log_prob"] = {"": self.log_prob(outputs, actions)}
+            if all(leaf.has_entropy for leaf in self.by_path.values()):
+                found["entropy"] = {"": self.entropy(outputs)}
         return found
 
     def balance(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
@@ -260,6 +248,15 @@ class ActionHead(nn.Module):
         """Mean over the components of all Boxes, in head units; None where there is no Gaussian."""
         logs: list[Tensor] = [leaf.log_std for leaf in self.leaves if isinstance(leaf, GaussianAction)]
         return torch.cat(logs).exp().mean() if logs else None
+
+
+def _leaf(space: Space, width: int | None, log_std: float | None, box: BoxLeaf, units: Units | None) -> ActionLeaf:
+    if isinstance(space, spaces.Box):
+        return box(space, width, units) if log_std is None else GaussianAction(space, log_std)
+    if isinstance(space, spaces.MultiBinary):
+        return BinaryAction(space, width)
+    assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)  # check_supported has refused the rest
+    return CategoricalAction(space, width)
 
 
 def noise_of(head: ActionHead) -> list[Noise]:

@@ -47,7 +47,8 @@ class ActionLeaf(nn.Module):
     choices = 0  # entries of a mask
     countable = False  # whether actions are classes or bits
     tied = False  # whether rows of the head's last layer stand for actions, one row per class
-    has_density = True  # whether ``log_prob`` and ``entropy`` exist
+    has_density = True  # whether ``log_prob`` and, where ``has_entropy``, ``entropy`` exist
+    has_entropy = True
 
     def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
         """The token of an action."""
@@ -166,7 +167,11 @@ class ContinuousAction(BoxAction):
         return self.embedding(self.as_numbers(action))
 
     def decode(self, output: Float[Tensor, "... A"], noise: Tensor | None = None) -> Tensor:
-        return self.inside(self.squash(output))
+        return self.inside(self.squash(output) if noise is None else self.sample(output, noise))
+
+    def sample(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... U"]) -> Float[Tensor, "... A"]:
+        """A sampled action in head units, before it is clipped; the predicted one where nothing is drawn."""
+        return self.squash(output)
 
     def distribution(self, output: Tensor) -> dict[str, Tensor]:
         return {"mean": shaped(torch.addcmul(self.center, self.squash(output), self.scale), self.shape)}
@@ -200,12 +205,9 @@ class NormalAction(ContinuousAction):
         """Logarithms of the deviations in head units, within ``LOG_STD_RANGE``."""
         return log_std_within(output[..., self.components :])
 
-    def decode(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... U"] | None = None) -> Tensor:
-        """The mean, or a sample, inside the Box."""
-        if noise is None:
-            return super().decode(output)
+    def sample(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... U"]) -> Float[Tensor, "... A"]:
         normal = normal_numbers(noise.to(output.dtype))
-        return self.inside(torch.addcmul(self.squash(output), self.log_std(output).exp(), normal))
+        return torch.addcmul(self.squash(output), self.log_std(output).exp(), normal)
 
     def balance(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... O"]:
         variance = (2.0 * self.log_std(output.detach())).exp()

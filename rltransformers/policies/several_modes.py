@@ -116,15 +116,13 @@ class MixtureAction(ContinuousAction):
         logits, means, _ = self.normals(output)
         return _row(means, logits.argmax(-1))
 
-    def decode(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... U"] | None = None) -> Tensor:
-        """The most probable action, or a sample: the first number of ``noise`` chooses the normal."""
-        if noise is None:
-            return super().decode(output)
+    def sample(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... U"]) -> Float[Tensor, "... A"]:
+        """The first number of ``noise`` chooses the normal."""
         noise = noise.to(output.dtype)
         logits, means, log_std = self.normals(output)
         index = class_at(logits, noise[..., 0])
         normal = normal_numbers(noise[..., 1:])
-        return self.inside(torch.addcmul(_row(means, index), _row(log_std, index).exp(), normal))
+        return torch.addcmul(_row(means, index), _row(log_std, index).exp(), normal)
 
     def distribution(self, output: Float[Tensor, "... O"]) -> dict[str, Tensor]:
         """Mean and deviation of the whole mixture."""
@@ -263,10 +261,8 @@ class FlowAction(ContinuousAction):
         """The components of every action of a chunk in a row of its own."""
         return point if self.chunk == 1 else point.unflatten(-1, (self.chunk, self.components))
 
-    def decode(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... U"] | None = None) -> Tensor:
-        if noise is None:
-            return super().decode(output)
-        return self.inside(self.end_of(output, normal_numbers(noise.to(output.dtype))))
+    def sample(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... U"]) -> Float[Tensor, "... A"]:
+        return self.end_of(output, normal_numbers(noise.to(output.dtype)))
 
     def distribution(self, output: Float[Tensor, "... O"]) -> dict[str, Tensor]:
         """Nothing: mean and deviation of a flow are not known."""

@@ -27,11 +27,9 @@ from rltransformers.policies.action_leaves import (
     BinaryAction,
     CategoricalAction,
     ContinuousAction,
-    Units,
     flat,
     shaped,
 )
-from rltransformers.policies.several_modes import BoxLeaf
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Of deviations before the tanh, as in Stable-Baselines3."""
@@ -50,8 +48,8 @@ class SquashedAction(ContinuousAction):
     Raises ConfigError for a bound of ``LARGEST`` or more, which units of the bounds cannot reach.
     """
 
-    normal_noise = True
-    has_density = True
+    normal_noise = has_density = True
+    has_entropy = False
 
     def __init__(self, space: spaces.Box) -> None:
         super().__init__(space, None)
@@ -122,16 +120,9 @@ class SoftHead(ActionHead):
                 f"soft actor-critic sums over all combinations of countable actions, at most {MOST_COMBINATIONS:,}, "
                 f"and this action space has {self.combinations:,}; leave some out with a wrapper, or take GTrXLPPO"
             )
-        super().__init__(space, width, embeds=False)
+        super().__init__(space, width, embeds=False, box=lambda leaf, *_: SquashedAction(leaf))
         boxes = {path: leaf for path, leaf in self.by_path.items() if isinstance(leaf, SquashedAction)}
         self.boxes, self.box_numbers = boxes, sum(leaf.components for leaf in boxes.values())
-
-    def _leaf(
-        self, space: Space, width: int | None, log_std: float | None, box: BoxLeaf, units: Units | None
-    ) -> ActionLeaf:
-        if isinstance(space, spaces.Box):
-            return SquashedAction(space)
-        return super()._leaf(space, width, log_std, box, units)
 
     def drawn(self, outputs: Float[Tensor, "... O"], noise: Float[Tensor, "... A"] | None = None) -> Drawn:
         """A sample of the Boxes by their noise, or without noise the most likely one, and all else exactly."""
@@ -170,9 +161,8 @@ class SoftHead(ActionHead):
     def uniform(self, noise: Float[Tensor, "... U"], mask: Shaped[Tensor, "... M"] | None) -> dict[str, Tensor]:
         """Actions of which each is as likely as another, by the numbers of ``draw``; of countable ones the allowed."""
         outputs = noise.new_zeros(*noise.shape[:-1], self.linear.out_features)
-        parts = self.split(outputs if mask is None else self.masked(outputs, mask))
+        actions = self.decode(outputs if mask is None else self.masked(outputs, mask), noise)
         numbers = self.split(noise, "draws")
-        actions = {path: leaf.decode(parts[path], numbers[path]) for path, leaf in self.by_path.items()}
         # Twice the normal distribution function minus 1 is uniform between the bounds.
         return actions | {path: (numbers[path] / math.sqrt(2.0)).erf().view_as(actions[path]) for path in self.boxes}
 
@@ -180,17 +170,6 @@ class SoftHead(ActionHead):
         """Target of the entropy: minus the number of components of Boxes, plus a share of the largest of the rest."""
         allowed = (log_probs > 0.5 * MASKED).sum(-1).clamp(min=1)
         return share * allowed.to(log_probs.dtype).log() - float(self.box_numbers)
-
-    def distribution(
-        self, outputs: Float[Tensor, "... O"], actions: Mapping[str, Tensor]
-    ) -> dict[str, dict[str, Tensor]]:
-        """As for ``ActionHead``; the entropy of a squashed Box has no formula, so there is none beside one."""
-        parts, found = self.split(outputs), dict[str, dict[str, Tensor]]()
-        for path, leaf in self.by_path.items():
-            for kind, value in leaf.distribution(parts[path]).items():
-                found.setdefault(kind, {})[path] = value
-        found["log_prob"] = {"": self.log_prob(outputs, actions)}
-        return found if self.boxes else found | {"entropy": {"": self.entropy(outputs)}}
 
 
 def _component_logs(leaf: ActionLeaf, output: Tensor) -> list[Tensor]:
