@@ -35,9 +35,7 @@ class Observed(NamedTuple):
 
     def at_once(self) -> "Observed":
         """Observations [B] as those of one step, [B, 1]."""
-        elements = self.elements
-        if elements is not None:
-            elements = Encoded(elements.rows.unsqueeze(1), elements.exists.unsqueeze(1), elements.pooled.unsqueeze(1))
+        elements = None if self.elements is None else Encoded(*(each.unsqueeze(1) for each in self.elements))
         return Observed(self.token.unsqueeze(1), elements)
 
     def context(self, tokens: slice = EVERY) -> Context | None:

@@ -3,22 +3,13 @@
 Axes: B observations, N elements, H heads, Dh width of a head.
 """
 
-from torch import Tensor
-
 from rltransformers.core.spec import Spec, Traits
-from rltransformers.policies.set_encoders.interface import Attention, EncoderOptions, PostNormStack, attend
-
-
-class SelfAttention(Attention):
-    """Softmax over all elements that exist."""
-
-    def read(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
-        return attend(q, k, v, exists)
+from rltransformers.policies.set_encoders.interface import Attention, EncoderOptions, PostNormStack
 
 
 def build(elements: int, width: int, options: EncoderOptions) -> PostNormStack:
     """Build layers with a norm behind every residual sum, GELU, and a norm of the tokens in front."""
-    attentions = [SelfAttention(width, options.heads) for _ in range(options.layers)]
+    attentions = [Attention(width, options.heads) for _ in range(options.layers)]
     return PostNormStack(width, attentions, options.ff_width or 4 * width)
 
 

@@ -7,7 +7,7 @@ Nothing here is causal: elements are parts of one observation, which is known wh
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge, Le
@@ -49,8 +49,7 @@ class EncoderOptions:
     position: Position = "learned"
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(NamedTuple):
     """Elements of observations, encoded."""
 
     rows: Float[Tensor, "*n N W"]  # one per element, 0 where it does not exist
@@ -96,7 +95,7 @@ def attend(
 
 
 class Attention(nn.Module):
-    """Self-attention with heads; a mechanism defines how they read.
+    """Self-attention with heads: softmax over all elements that exist, unless a mechanism defines how they read.
 
     Keys have no bias: it would add the same to all logits of a query.
     """
@@ -119,7 +118,7 @@ class Attention(nn.Module):
         exists: Bool[Tensor, "B N"],
     ) -> Float[Tensor, "B H N Dh"]:
         """Per head; content of elements that do not exist must not matter to the others."""
-        raise NotImplementedError("an attention defines read")
+        return attend(q, k, v, exists)
 
 
 class FeedForward(nn.Module):
