@@ -6,7 +6,7 @@ B environments, K steps of context, G tokens per step, W model width, A head out
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -16,11 +16,10 @@ from rltransformers.backbone import State
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check
-from rltransformers.functional.call import Context
 from rltransformers.functional.windows import descending
 from rltransformers.policies.action_chunks import of_step
 from rltransformers.policies.decision_network import DecisionPolicy
-from rltransformers.policies.observations import check_state
+from rltransformers.policies.observations import check_state, read_task
 from rltransformers.policies.returns import MAX_SCALED
 
 ActingMode = Literal["refresh", "banded", "recompute"]  # what acting remembers; see ``Decider``
@@ -238,15 +237,16 @@ class Decider:
         """
         tables, policy = self.policy.tables.current(), self.policy
         self.check_places(state, start)
-        inputs, found = (start, reward, target_return, noise), cast(tuple[dict[str, Tensor], ActingState] | None, None)
+        inputs, acted = (start, reward, target_return, noise), None
         if policy.machine_code is not None and self.mode != "recompute":
-            found = policy.machine_code(self, observations, state, *inputs, tables, overwrites)
-        if found is None:
+            acted = policy.machine_code(self, observations, state, *inputs, tables, overwrites)
+        if acted is None:
             actions, _, after = self.decide(observations, state, *inputs, tables=tables, overwrites=overwrites)
-            found = actions, after
+        else:
+            actions, after = acted
         if policy.return_head is not None and not policy.warned:
-            self.warn_beyond_data(found[1])
-        return found
+            self.warn_beyond_data(after)
+        return actions, after
 
     def warn_beyond_data(self, state: ActingState) -> None:
         """Warn once per policy of a prediction that lies a tenth of the range of returns beyond the data, or more."""
@@ -296,7 +296,7 @@ class Decider:
         if self.discount != 1.0:
             asked = self.within_range(asked / self.discount, state.return_to_go)
         asked = torch.where(start, target_return.to(asked), asked)
-        step, of_some = next_step(state, start), cast(dict[str, Tensor], {})
+        step, of_some = next_step(state, start), dict[str, Tensor]()
         features, memory, tokens = self._read(observations, state, asked, start, step, tables, overwrites)
         if state.asked is not None:
             somebody_asks = (start & ~target_return.isnan()) | (~start & state.asked)  # runtimes choose numbers only
@@ -390,46 +390,30 @@ class Decider:
     ) -> tuple[Float[Tensor, "R W"], State | None, Float[Tensor, "B N W"]]:
         """Features of the observations, the memory after them, and the newest tokens.
 
-        Rows are environments times candidates whose pasts differ (``prefixes``), R of them.
+        Rows are environments times candidates whose pasts differ (``prefixes``), R of them. With a memory all streams
+        are fed the tokens of this step alone. Where a stream begins anew, it does so at the second token and at the
+        first one too: that is the previous action, which nobody looks at then, and behind what the stream read before
+        there may be no place for it.
         """
-        policy, count = self.policy, self.prefixes
+        policy, count, streams = self.policy, self.prefixes, self.streams
         seen = policy.observe(observations).at_once()
         new = [by_stream(each, count) for each in (state.action, seen.token[:, 0])]
         if policy.embed_return is not None:
             new.insert(1, policy.embed_scaled(policy.scaled(self.goals(asked, step)).flatten()))
-        tokens, task = torch.stack(new, 1), None if policy.task is None else policy.task.read(observations)
+        tokens, task = torch.stack(new, 1), None if policy.task is None else read_task(observations, policy.task)
         if state.memory is None:
             return self._recompute(tokens, state, step, task)
-        context = policy.context(seen, slice(len(new) - 1, len(new)))
-        return self._cached(tokens, state, start, step, task, context, tables, overwrites)
-
-    def _cached(
-        self,
-        new: Float[Tensor, "R G W"],
-        state: ActingState,
-        start: Bool[Tensor, " B"],
-        step: Int[Tensor, " B"],
-        task: Int[Tensor, " B"] | None,
-        context: Context | None,
-        tables: dict[str, Tensor],
-        overwrites: bool,
-    ) -> tuple[Float[Tensor, "R W"], State, Float[Tensor, "B N W"]]:
-        """By feeding only the tokens of this step to all streams.
-
-        Where a stream begins anew, it does so at the second token and at the first one too: that is the previous
-        action, which nobody looks at then, and behind what the stream read before there may be no place for it.
-        """
-        assert state.memory is not None
-        group, streams, rows = new.shape[1], self.streams, self.prefixes * self.streams
+        group, rows = len(new), count * streams
         begins = start[:, None]
         if streams == 2:
             begins = begins | self.beginnings(step)
         reset = torch.stack([begins, begins] + [torch.zeros_like(begins)] * (group - 2), -1)
         times = torch.stack([state.step] + [step] * (group - 1), 1)
-        features, memory = self.policy.backbone.step(
-            by_stream(new, streams),
+        context = policy.context(seen, slice(group - 1, group))
+        features, memory = policy.backbone.step(
+            by_stream(tokens, streams),
             state.memory,
-            by_stream(reset, self.prefixes).flatten(0, 1),
+            by_stream(reset, count).flatten(0, 1),
             timestep=by_stream(times, rows),
             task=None if task is None else by_stream(task[:, None].expand(-1, group), rows),
             context=None if context is None else context.repeated(rows),
@@ -440,7 +424,7 @@ class Decider:
         newest = features[:, -1]
         if streams == 2:
             even, odd = newest.unflatten(0, (-1, 2)).unbind(1)
-            newest = torch.where(by_stream(self.cache(step), self.prefixes)[:, None] % 2 == 1, odd, even)
+            newest = torch.where(by_stream(self.cache(step), count)[:, None] % 2 == 1, odd, even)
         return newest, memory, state.tokens
 
     def _recompute(

@@ -31,12 +31,13 @@ from rltransformers.policies.critics import TwinCritics, check_alternatives
 from rltransformers.policies.deep_losses import predicts_later
 from rltransformers.policies.encoders import Observed, observe, unbounded
 from rltransformers.policies.observations import (
+    first_task,
     fit_action_sequences,
     fit_observation,
     fit_sequences,
     fit_vector,
     flat_masks,
-    task_leaf,
+    read_task,
 )
 from rltransformers.policies.observed import Encoding, observation_parts
 from rltransformers.policies.output import PolicyOutput
@@ -113,7 +114,7 @@ class DecisionPolicy(nn.Module):
         read = unbounded(observation_space, self.normalized) if self.normalized else observation_space
         encoder = encoder or Encoding()
         self.encoder, self.elements = observation_parts(read, backbone, encoder)
-        self.task = task_leaf(observation_space, backbone.tasks)
+        self.task = first_task(observation_space, backbone.tasks)
         self.chunk, self.decide_every = chunk, decide_every or chunk
         if chunk == 1:
             self.head = ActionHead(action_space, self.width, readout=readout, box=box, units=action_units)
@@ -348,7 +349,7 @@ class DecisionPolicy(nn.Module):
         if self.embed_return is not None:
             step.insert(0, self.embed_scaled(self.scaled(asked)))
         tokens = torch.stack(step, -2).flatten(1, 2)
-        group = self.tokens_per_step
+        group, task = self.tokens_per_step, None if self.task is None else read_task(observations, self.task)
         # Padding behind the valid steps is never looked at; only what averages over tokens has to know of it.
         averages = record is not None and (record.weights or bool(self.backbone.aux_weights))
         needs_valid = averages or not padded_behind(valid)
@@ -358,7 +359,7 @@ class DecisionPolicy(nn.Module):
             tokens[:, :-1],
             valid=valid.repeat_interleave(group, 1)[:, :-1] if needs_valid else None,
             timestep=torch.where(valid, timestep, 0).repeat_interleave(group, 1)[:, :-1],
-            task=None if self.task is None else self.task.read(observations).repeat_interleave(group, 1)[:, :-1],
+            task=None if task is None else task.repeat_interleave(group, 1)[:, :-1],
             context=self.context(seen, decides),
             wanted=decides,
             record=record,

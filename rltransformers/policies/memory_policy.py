@@ -323,15 +323,17 @@ class MemoryPolicy(BasePolicy):
         if not isinstance(deterministic, bool | np.bool_):
             raise ConfigError(f"deterministic must be true or false, got {shown(deterministic)}")
         self.end_training_mode()
-        leaves, batched = self._fit(observation, action_masks)
+        arrays, batched = fit_observation(self.observation_leaves, observation)
+        add_masks(arrays, action_masks, self.action_space, takes=self.masks, needs=self.masks)
         if self.remembers:
             self.state_watch(state, episode_start)
-        n = int(next(iter(leaves.values())).shape[0])
+        n = len(next(iter(arrays.values())))
         start = fit_starts(episode_start, n, all_begin=state is None)
         rewards = None if reward is None else fit_rewards(reward, start)
         state = self.initial_state(n) if state is None else self._continue(state, start, rewards)
         noise = None if deterministic else self.action_head.draw(n, generator)
-        actions, values, log_probs, state = self.step(leaves, state, to_tensor(start, self.device), noise)
+        leaves, first = self.leaves_to_tensors(arrays), to_tensor(start, self.device)
+        actions, values, log_probs, state = self.step(leaves, state, first, noise)
         if not math.isfinite(float((values + log_probs).sum())):
             raise DataError(f"the policy's values or log-probabilities are not finite; {NOT_FINITE}")
         environment_actions = self.environment_actions(actions)
@@ -367,8 +369,9 @@ class MemoryPolicy(BasePolicy):
         """
         self.end_training_mode()
         flat, shape = fit_sequences(self.observation_leaves, observations, "observations")
-        rows_of_steps, _ = self._fit(flat, flat_masks(action_masks))
-        leaves = {path: leaf.unflatten(0, shape) for path, leaf in rows_of_steps.items()}
+        arrays, _ = fit_observation(self.observation_leaves, flat)
+        add_masks(arrays, flat_masks(action_masks), self.action_space, takes=self.masks, needs=self.masks)
+        leaves = {path: leaf.unflatten(0, shape) for path, leaf in self.leaves_to_tensors(arrays).items()}
         flat = fit_action_sequences(self.action_head.spaces, actions, *shape)
         device, (rows, steps) = self.action_head.linear.weight.device, shape
         executed = {
@@ -417,12 +420,6 @@ class MemoryPolicy(BasePolicy):
             )
         if self.critic is not None:
             self.critic.backbone.check_state(state.critic)
-
-    def _fit(self, observation: Any, action_masks: Any) -> tuple[dict[str, Tensor], bool]:
-        """Checked leaves [B, ...], with the mask of actions where there is one, and whether they came as a batch."""
-        arrays, batched = fit_observation(self.observation_leaves, observation)
-        add_masks(arrays, action_masks, self.action_space, takes=self.masks, needs=self.masks)
-        return self.leaves_to_tensors(arrays), batched
 
     def _continue(self, state: Any, start: np.ndarray, rewards: np.ndarray | None) -> PolicyState:
         """A checked state with the last rewards [B] in it, where the policy reads them."""

@@ -5,7 +5,7 @@ Axis letter: B environments.
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -29,19 +29,8 @@ def tree_space(space: Space) -> Space:
     return space
 
 
-class TaskLeaf(NamedTuple):
-    """The leaf of the observation that says which task an episode is, and its smallest number."""
-
-    path: str
-    start: int
-
-    def read(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """Tasks counted from 0, with the axes in front of the leaf."""
-        return observations[self.path].long() - self.start
-
-
-def task_leaf(space: Space, tasks: int | None) -> TaskLeaf | None:
-    """Where an observation says which of so many tasks an episode is, None for None; ConfigError for no such leaf."""
+def first_task(space: Space, tasks: int | None) -> int | None:
+    """Smallest number of the leaf that says which of so many tasks an episode is; ConfigError for no such leaf."""
     if tasks is None:
         return None
     leaf = leaf_spaces(space).get(TASK)
@@ -50,7 +39,12 @@ def task_leaf(space: Space, tasks: int | None) -> TaskLeaf | None:
             f"the backbone reads which of {tasks} tasks an episode is: the observation space needs a key {TASK!r} that "
             f"is Discrete({tasks}), got {leaf}; or give the prior a fixed task"
         )
-    return TaskLeaf(TASK, int(leaf.start))
+    return int(leaf.start)
+
+
+def read_task(observations: Mapping[str, Tensor], first: int) -> Tensor:
+    """Tasks counted from 0, of leaves by path; ``first`` is that of ``first_task``."""
+    return observations[TASK].long() - first
 
 
 def fit_observation(leaves: Mapping[str, Space], observation: Any) -> tuple[dict[str, np.ndarray], bool]:
@@ -68,8 +62,16 @@ def fit_observation(leaves: Mapping[str, Space], observation: Any) -> tuple[dict
             pair = "; of what reset() and step() of Gymnasium return, the observation is the first"
             hint = pair if isinstance(observation, tuple) else ""
             raise DataError(f"the observation lacks {path or 'a bare value'!r}; it has {sorted(found)}{hint}")
-        array, is_batch = _fit_leaf(leaf, path, _numbers(found[path], "the observation", path))
-        arrays[path] = array
+        array, shape = _numbers(found[path], "the observation", path), tuple(leaf.shape or ())
+        given, is_batch = array.shape, array.ndim > len(shape)
+        if given[-len(shape) :] != shape and len(shape) == 3 and array.ndim >= 3 and is_image(leaf):
+            array = np.moveaxis(array, *((-1, -3) if as_picture(leaf).channels_first else (-3, -1)))
+        if array.shape[int(is_batch) :] != shape:
+            where = f"at {path!r} " if path else ""
+            raise DataError(
+                f"the observation {where}has shape {given}, the space has {shape} (with or without a batch axis)"
+            )
+        arrays[path] = array if is_batch else array[None]
         batched.add(is_batch)
     if len(batched) > 1:
         raise DataError("some leaves of the observation have a batch axis and some have none")
@@ -177,7 +179,6 @@ class StateWatch:
         self._calls = 0
 
     def __call__(self, state: Any, episode_start: Any) -> None:
-        """Count a call."""
         if self._calls == STATELESS_CALLS:
             return
         self._calls = self._calls + 1 if state is None and episode_start is None else 0
@@ -206,16 +207,3 @@ def _numbers(values: Any, what: str, path: str = "") -> np.ndarray:
         return numbers(values)
     except DataError as error:
         raise DataError(f"{named(what, path)} {error}") from error
-
-
-def _fit_leaf(leaf: Space, path: str, array: np.ndarray) -> tuple[np.ndarray, bool]:
-    """The array with a batch axis in front, and whether it came with one; channels of images are moved."""
-    shape, given = tuple(leaf.shape or ()), array.shape
-    if array.shape[-len(shape) :] != shape and len(shape) == 3 and array.ndim >= 3 and is_image(leaf):
-        array = np.moveaxis(array, *((-1, -3) if as_picture(leaf).channels_first else (-3, -1)))
-    if array.shape == shape:
-        return array[None], False
-    if array.shape[1:] == shape and array.ndim == len(shape) + 1:
-        return array, True
-    where = f"at {path!r} " if path else ""
-    raise DataError(f"the observation {where}has shape {given}, the space has {shape} (with or without a batch axis)")

@@ -48,8 +48,8 @@ class PolicyState:
         self, observations: Mapping[str, Tensor], actions: Mapping[str, Tensor], rewards: Tensor, first: Tensor
     ) -> "StepInputs":
         """Inputs of the T steps behind this state, with actions by path [B, T, leaf shape] and rewards [B, T]."""
-        before = {path: leaf.unsqueeze(1) for path, leaf in self.previous_action.items()}
-        actions = {path: torch.cat([before[path], leaf[:, :-1]], 1) for path, leaf in actions.items()}
+        before = self.previous_action
+        actions = {path: torch.cat([before[path].unsqueeze(1), leaf[:, :-1]], 1) for path, leaf in actions.items()}
         rewards = torch.cat([self.previous_reward.unsqueeze(1), rewards[:, :-1]], 1)
         return StepInputs(observations, actions, rewards, first)
 

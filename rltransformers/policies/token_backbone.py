@@ -15,7 +15,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.functional.call import EVERY
 from rltransformers.policies.encoders import ObservationEncoder, Observed, observe, unbounded
-from rltransformers.policies.observations import task_leaf
+from rltransformers.policies.observations import first_task, read_task
 from rltransformers.policies.observed import Encoding, observation_parts
 from rltransformers.policies.policy_state import StepInputs
 
@@ -52,7 +52,7 @@ class TokenBackbone(nn.Module):
         self.previous_reward = nn.Linear(1, width) if previous_reward else None
         self.first_step = nn.Parameter(torch.randn(width) / math.sqrt(width)) if first_step else None
         self.backbone = Backbone(config)
-        self.task = task_leaf(observation_space, config.tasks)
+        self.task = first_task(observation_space, config.tasks)
 
     def tokens(self, inputs: StepInputs) -> Observed:
         """Tokens [..., W], and the elements of their observations."""
@@ -73,7 +73,7 @@ class TokenBackbone(nn.Module):
     ) -> tuple[Tensor, State]:
         """Features of the ``wanted`` steps, and the memory after all of them."""
         seen = self.tokens(inputs)
-        task = None if self.task is None else self.task.read(inputs.observations)
+        task = None if self.task is None else read_task(inputs.observations, self.task)
         context = seen.context() if self.backbone.reads_context else None
         features, memory = self.backbone(
             seen.token, state, inputs.first, task=task, context=context, wanted=wanted, record=record
@@ -85,7 +85,7 @@ class TokenBackbone(nn.Module):
     ) -> tuple[Tensor, State]:
         """Features [B, W] of one step of every environment, and the memory after it; see ``Backbone.step``."""
         seen = self.tokens(inputs)
-        task = None if self.task is None else self.task.read(inputs.observations).unsqueeze(1)
+        task = None if self.task is None else read_task(inputs.observations, self.task).unsqueeze(1)
         context = seen.at_once().context() if self.backbone.reads_context else None
         token, reset = seen.token.unsqueeze(1), inputs.first.unsqueeze(1)
         features, memory = self.backbone.step(

@@ -18,7 +18,7 @@ from rltransformers.laws import perturbed
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decider import Decider
 from rltransformers.policies.decision_network import DecisionPolicy
-from rltransformers.policies.observations import task_leaf
+from rltransformers.policies.observations import first_task
 from rltransformers.policies.policy_state import StepInputs
 from rltransformers.policies.steps import ActorCriticStep, DecisionStep
 
@@ -103,7 +103,7 @@ def test_a_call_without_its_task_and_a_space_without_tasks_are_refused() -> None
         perturbed(BackboneConfig(**SMALL, position="none"))(torch.randn(2, 9, 12))
     for space in (OBSERVATION["x"], spaces.Dict({"task": spaces.Discrete(4)}), spaces.Dict({"task": OBSERVATION["x"]})):
         with pytest.raises(ConfigError, match=r"needs a key 'task' that is Discrete\(3\)"):
-            task_leaf(space, TASKS)
+            first_task(space, TASKS)
     with pytest.raises(ConfigError, match="no task 3; set tasks to at least 4"):
         BackboneConfig(**{**SMALL, "prior": {**PRIOR, "task": 3}})
 
