@@ -4,7 +4,7 @@ Axes: B environments, T steps, W token width, A action numbers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -22,44 +22,33 @@ from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.memory_policy import NOTHING, MemoryPolicy
-from rltransformers.policies.observed import ObservationOptions
+from rltransformers.policies.observed import ObservationOptions, read_encoding
 from rltransformers.policies.optimizers import OptimizerName, OptimizerOptions, decay_groups, make_optimizer, over
 from rltransformers.policies.policy_state import PolicyState, StepInputs
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.registered import check_alike
-from rltransformers.policies.token_backbone import hidden_layer, weighted_losses
+from rltransformers.policies.token_backbone import BaseEvaluation, TokenParts, hidden_layer
 
 
 @dataclass
-class Evaluation:
-    """Evaluation of [B, T] steps by the policy; ``outputs`` [B, T, A] are those of its action head.
-
-    ``auxiliary_loss`` is the weighted sum of ``losses``, which are named as in the config.
-    """
+class Evaluation(BaseEvaluation):
+    """Evaluation of [B, T] steps by the policy; ``outputs`` [B, T, A] are those of its action head."""
 
     outputs: Tensor
     values: Tensor
     state: PolicyState
-    record: Record | None = None
-    auxiliary_loss: Tensor | None = None
-    losses: dict[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class SegmentEvaluation:
-    """Evaluation of the steps of a whole segment, each [B, T]; ``outputs`` [B, T, A] are those of the action head.
-
-    ``auxiliary_loss`` is the weighted sum of ``losses``, which are named as in the config.
-    """
+@dataclass
+class SegmentEvaluation(BaseEvaluation):
+    """Evaluation of the steps of a whole segment, each [B, T]; ``outputs`` [B, T, A] are those of the action head."""
 
     outputs: Tensor
     log_probs: Tensor
     values: Tensor
     entropy: Tensor
     log_barrier: Tensor | None
-    auxiliary_loss: Tensor | None = None
-    losses: dict[str, Tensor] = field(default_factory=dict)
 
 
 class GTrXLPolicy(MemoryPolicy):
@@ -119,20 +108,9 @@ class GTrXLPolicy(MemoryPolicy):
         optimizer: OptimizerName = "adam",
         optimizer_kwargs: OptimizerOptions | None = None,
     ) -> None:
-        super().__init__(
-            observation_space,
-            action_space,
-            backbone=backbone,
-            shared_backbone=shared_backbone,
-            previous_action=previous_action,
-            previous_reward=previous_reward,
-            first_step=first_step,
-            head_width=head_width,
-            observation=observation,
-            features_extractor_class=features_extractor_class,
-            features_extractor_kwargs=features_extractor_kwargs,
-            action_masks=action_masks,
-        )
+        encoding = read_encoding(observation, features_extractor_class, features_extractor_kwargs)
+        parts = TokenParts(encoding, previous_action, previous_reward, first_step)
+        super().__init__(observation_space, action_space, backbone, parts, head_width, action_masks, shared_backbone)
         width = self.config.width
         self.action_hidden, latent = hidden_layer(width, head_width)
         self.value_hidden, _ = hidden_layer(width, head_width)
@@ -178,14 +156,13 @@ class GTrXLPolicy(MemoryPolicy):
             record = Record()  # the auxiliary losses are needed even when nobody looks
         value_record = None if record is None else Record(weights=record.weights)
         features, value_features, after = self.run_backbones(inputs, state, record, value_record)
-        auxiliary, losses = None, {}
-        if record is not None:
-            auxiliary, losses = weighted_losses(self.actor.backbone, record), dict(record.losses)
-        if self.critic is not None and value_record is not None:
-            auxiliary = add_optional(auxiliary, weighted_losses(self.critic.backbone, value_record))
-            losses |= {f"value_{name}": value for name, value in value_record.losses.items()}
         outputs, values = self._read(features, value_features, inputs.observations)
-        return Evaluation(outputs, values, after, record, auxiliary, losses)
+        result = Evaluation(outputs, values, after, record=record)
+        if record is not None:
+            result.add_losses(self.actor.backbone, record)
+        if self.critic is not None and value_record is not None:
+            result.add_losses(self.critic.backbone, value_record, of_critic=True)
+        return result
 
     def evaluate_segment(
         self, segment: Segment, record: Record | None = None, gradient_window: int | None = None
@@ -244,7 +221,8 @@ class GTrXLPolicy(MemoryPolicy):
             return -head.log_prob(self.later_net(self.action_hidden(features)), later)
 
         then = None if self.later_net is None else next_one
-        self.tell_deep_losses(result, Targets(now, then, segment.counts[:, part], segment.first[:, part]))
+        targets = Targets(now, then, segment.counts[:, part], segment.first[:, part])
+        self.tell_deep_losses(result, targets, self.actor)
 
     def memory_after(self, segment: Segment) -> PolicyState:
         """The memory at the end of a segment, every step of it encoded again with today's weights; training form."""

@@ -36,11 +36,9 @@ from rltransformers.core.spaces import (
 from rltransformers.core.values import NOT_FINITE, to_tensor
 from rltransformers.data.rollout import action_layout, observation_layout
 from rltransformers.functional.call import EVERY, episode_positions
-from rltransformers.functional.modules import add_optional
 from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead, as_arrays, blank_invalid, check_action_space
 from rltransformers.policies.deep_losses import Targets, tell_deep_losses
-from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.observations import (
     StateWatch,
     check_state,
@@ -52,12 +50,11 @@ from rltransformers.policies.observations import (
     flat_masks,
     tree_space,
 )
-from rltransformers.policies.observed import read_observation
 from rltransformers.policies.output import PolicyOutput
 from rltransformers.policies.own_policies import GIVEN_FIRST, policy_settings, stored_kwargs
 from rltransformers.policies.policy_state import PolicyState, StepInputs, with_reward
 from rltransformers.policies.stored_size import check_stored_size
-from rltransformers.policies.token_backbone import TokenBackbone, check_dropout, weighted_losses
+from rltransformers.policies.token_backbone import BaseEvaluation, TokenBackbone, TokenParts, check_dropout
 
 NOTHING = slice(0, 0)  # ask for no outputs, only for the memory after all steps
 
@@ -65,7 +62,7 @@ NOTHING = slice(0, 0)  # ask for no outputs, only for the memory after all steps
 class MemoryPolicy(BasePolicy):
     """Observation tokens and a backbone with memory; a subclass sets ``action_head``, and ``_read`` reads features.
 
-    Arguments and errors are those of ``GTrXLPolicy``.
+    Arguments and errors are those of ``GTrXLPolicy``; ``parts`` are what its tokens are made of.
     """
 
     action_head: ActionHead
@@ -87,17 +84,11 @@ class MemoryPolicy(BasePolicy):
         self,
         observation_space: Space,
         action_space: Space,
-        *,
         backbone: BackboneConfig | Mapping[str, Any] | str | None,
-        shared_backbone: bool,
-        previous_action: bool,
-        previous_reward: bool,
-        first_step: bool,
+        parts: TokenParts,
         head_width: int,
-        observation: Mapping[str, Any] | None,
-        features_extractor_class: Extractor | None,
-        features_extractor_kwargs: Mapping[str, Any] | None,
         action_masks: bool | None,
+        shared_backbone: bool = True,
     ) -> None:
         check_action_space(action_space)
         tree = tree_space(observation_space)
@@ -114,21 +105,16 @@ class MemoryPolicy(BasePolicy):
         self.config = BackboneConfig.from_dict({} if backbone is None else backbone)
         check_dropout(self.config)
         check_width(action_space, "action", max(self.config.width, head_width))
-        self.uses_previous_reward, self.uses_previous_action = previous_reward, previous_action
-        self.encoding = read_observation(observation)
-        if features_extractor_class is not None:
-            options = dict(features_extractor_kwargs or {})
-            self.encoding = replace(self.encoding, extractor=(features_extractor_class, options))
-        elif features_extractor_kwargs:
-            raise ConfigError("features_extractor_kwargs have no effect without a features_extractor_class")
-        parts = self.tree, action_space, self.config, self.encoding, previous_action, previous_reward, first_step
-        self.actor = TokenBackbone(*parts)
-        self.critic: TokenBackbone | None = None if shared_backbone else TokenBackbone(*parts)
+        self.uses_previous_reward, self.uses_previous_action = parts.previous_reward, parts.previous_action
+        self.encoding = parts.encoding
+        network = tree, action_space, self.config, parts
+        self.actor = TokenBackbone(*network)
+        self.critic: TokenBackbone | None = None if shared_backbone else TokenBackbone(*network)
         sources = [module for part in self.backbones() for module in part.backbone.table_sources()]
         self.tables = Tables(self, sources, self._compute_tables)
         self.machine_code: Callable[..., Any] | None = None  # an ``ActorCriticMachine``
         sees_past = any(part.backbone.receptive_field != 0 for part in self.backbones())
-        self.remembers = sees_past or previous_action or previous_reward or first_step
+        self.remembers = sees_past or parts.previous_action or parts.previous_reward or parts.first_step
         self.state_watch = StateWatch()
         self.progress = 0.0  # share of the training that is over: some auxiliary losses end before it does
         self.action_layout = action_layout(action_space)
@@ -398,16 +384,15 @@ class MemoryPolicy(BasePolicy):
             after = self.with_cache(after.after(taken, gains).map(Tensor.detach))
             return PolicyOutput.of(self.action_space, fields, after)
 
-    def tell_deep_losses(self, result: Any, targets: Targets, part: TokenBackbone | None = None) -> None:
-        """Add the losses of the features behind inner layers to an evaluation, whose record holds these features.
-
-        ``part`` made them, by default the actor.
-        """
-        backbone, record = (part or self.actor).backbone, result.record
-        deep = Record(streams=record.streams, exits=record.exits, random_exits=record.random_exits)
-        tell_deep_losses(backbone, deep, targets, self.progress)
-        result.auxiliary_loss = add_optional(result.auxiliary_loss, weighted_losses(backbone, deep))
-        result.losses |= deep.losses
+    def tell_deep_losses(self, result: BaseEvaluation, targets: Targets, part: TokenBackbone) -> None:
+        """Add the losses of the features behind inner layers to an evaluation whose record has some, of ``part``."""
+        record = result.record
+        if record is None or not record.streams:
+            return
+        exits = None if record.exits is None else record.exits[:, : targets.counts.shape[1]]
+        deep = Record(streams=record.streams, exits=exits, random_exits=record.random_exits)
+        tell_deep_losses(part.backbone, deep, targets, self.progress)
+        result.add_losses(part.backbone, deep, of_critic=part is self.critic)
 
     def check_state(self, state: Any, rows: int) -> None:
         """Raise ConfigError unless ``state`` is one of this policy, of ``rows`` environments."""

@@ -5,7 +5,7 @@ Axes: ... any leading axes, usually [B, T], N elements, W width.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 from torch import Tensor, nn
@@ -71,6 +71,16 @@ def read_observation(value: Mapping[str, Any] | None, path: str = "observation")
     options = check(value or {}, ObservationOptions, path)
     elements = read_encoder(options.get("encoder"), f"{path}.encoder")
     return Encoding(elements, read_leaves(options.get("leaves"), f"{path}.leaves"))
+
+
+def read_encoding(
+    observation: Mapping[str, Any] | None, extractor: Extractor | None, options: Mapping[str, Any] | None
+) -> Encoding:
+    """``read_observation``, and a features extractor with its options; ConfigError for options without one."""
+    encoding = read_observation(observation)
+    if extractor is None and options:
+        raise ConfigError("features_extractor_kwargs have no effect without a features_extractor_class")
+    return encoding if extractor is None else replace(encoding, extractor=(extractor, dict(options or {})))
 
 
 def observation_parts(

@@ -5,7 +5,7 @@ Axes: B environments, T steps, W token width, A actions.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -25,10 +25,10 @@ from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import LEAST, MASKED, CategoricalAction
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
 from rltransformers.policies.extractors import Extractor
-from rltransformers.policies.observed import ObservationOptions
+from rltransformers.policies.observed import ObservationOptions, read_encoding
 from rltransformers.policies.optimizers import OptimizerName, OptimizerOptions
 from rltransformers.policies.replay_policy import ReplayPolicy
-from rltransformers.policies.token_backbone import TokenBackbone, hidden_layer, weighted_losses
+from rltransformers.policies.token_backbone import BaseEvaluation, TokenParts, hidden_layer
 
 
 class EpsilonGreedyAction(CategoricalAction):
@@ -82,16 +82,10 @@ class QHead(ActionHead):
 
 
 @dataclass
-class QEvaluation:
-    """Values ``q`` [B, T, A] of the actions at the steps of a window behind its context.
-
-    ``auxiliary_loss`` is the weighted sum of ``losses``, which are named as in the config.
-    """
+class QEvaluation(BaseEvaluation):
+    """Values ``q`` [B, T, A] of the actions at the steps of a window behind its context."""
 
     q: Tensor
-    record: Record | None = None
-    auxiliary_loss: Tensor | None = None
-    losses: dict[str, Tensor] = field(default_factory=dict)
 
 
 class GTrXLQPolicy(ReplayPolicy):
@@ -138,20 +132,9 @@ class GTrXLQPolicy(ReplayPolicy):
                 f"Q-learning needs a Discrete action space, got {action_space}: number the actions with a wrapper, or "
                 "take GTrXLPPO, which learns any actions"
             )
-        super().__init__(
-            observation_space,
-            action_space,
-            backbone=backbone,
-            shared_backbone=True,
-            previous_action=previous_action,
-            previous_reward=previous_reward,
-            first_step=first_step,
-            head_width=head_width,
-            observation=observation,
-            features_extractor_class=features_extractor_class,
-            features_extractor_kwargs=features_extractor_kwargs,
-            action_masks=action_masks,
-        )
+        encoding = read_encoding(observation, features_extractor_class, features_extractor_kwargs)
+        parts = TokenParts(encoding, previous_action, previous_reward, first_step)
+        super().__init__(observation_space, action_space, backbone, parts, head_width, action_masks)
         self.action_hidden, latent = hidden_layer(self.config.width, head_width)
         self.action_head = QHead(action_space, latent, epsilon)
         # Small first values, so that none is preferred before it is tried.
@@ -164,9 +147,7 @@ class GTrXLQPolicy(ReplayPolicy):
         self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Values of all allowed actions [..., A], and of the best one [...]."""
-        q = self.action_head.forward(self.action_hidden(features))
-        if self.masks:
-            q = self.action_head.masked(q, observations[ACTION_MASK])
+        q = self.outputs(features, observations)
         return q, q.amax(-1)
 
     # Acting
@@ -180,19 +161,16 @@ class GTrXLQPolicy(ReplayPolicy):
 
     def evaluate_window(self, window: Window, target: bool = False) -> QEvaluation:
         """Values of allowed actions behind the context; the gradient flows through these steps alone."""
-        part, hidden, head = self._network(target)
+        network: list[Any] = [self.target[name] if target else getattr(self, name) for name in self.target_parts]
+        part, hidden, head = network
         record = Record() if part.backbone.aux_weights and not target else None
         q = head(hidden(self.features(window, part, record)))
         if self.masks:
             q = self.action_head.masked(q, window.observations[ACTION_MASK][:, window.context :])
-        if record is None:
-            return QEvaluation(q)
-        return QEvaluation(q, record, weighted_losses(part.backbone, record), dict(record.losses))
-
-    def _network(self, target: bool) -> tuple[TokenBackbone, nn.Module, nn.Module]:
-        if not target:
-            return self.actor, self.action_hidden, self.action_head
-        return self.target["actor"], self.target["action_hidden"], self.target["action_head"]  # type: ignore[return-value]  # what was put there
+        now = QEvaluation(q, record=record)
+        if record is not None:
+            now.add_losses(part.backbone, record)
+        return now
 
     def classes(self, window: Window) -> Tensor:
         """The actions [B, T] of a window, counted from 0."""
@@ -207,20 +185,15 @@ class GTrXLQPolicy(ReplayPolicy):
 
         ``error`` takes values [B, T, A]. Where a loss predicts later steps, that is the action taken next.
         """
-        record = now.record
-        if record is None or not record.streams:
-            return
-        later = shifted({"": self.classes(window)})[""]
-        cut = slice(None, steps)
-        record.exits = None if record.exits is None else record.exits[:, cut]
 
         def value_loss(features: Tensor) -> Tensor:
             return error(self.action_head(self.action_hidden(features)))
 
         def next_one(features: Tensor) -> Tensor:
             assert self.later_net is not None
-            logs = self.later_net(self.action_hidden(features[:, cut])).log_softmax(-1)
-            return -logs.gather(-1, later[:, cut, None]).squeeze(-1)
+            later = shifted({"": self.classes(window)})[""][:, :steps, None]
+            logs = self.later_net(self.action_hidden(features[:, :steps])).log_softmax(-1)
+            return -logs.gather(-1, later).squeeze(-1)
 
-        then, first = None if self.later_net is None else next_one, window.first[:, window.context :][:, cut]
-        self.tell_deep_losses(now, Targets(value_loss, then, window.counts[:, cut], first))
+        then, first = None if self.later_net is None else next_one, window.first[:, window.context :][:, :steps]
+        self.tell_deep_losses(now, Targets(value_loss, then, window.counts[:, :steps], first), self.actor)

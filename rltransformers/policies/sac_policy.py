@@ -5,7 +5,7 @@ actions.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
@@ -15,7 +15,6 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig, Record
-from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import strict
 from rltransformers.core.spaces import Space
@@ -23,24 +22,18 @@ from rltransformers.data.replay import Window
 from rltransformers.policies.deep_losses import Targets, predicts_later
 from rltransformers.policies.encoders import unbounded
 from rltransformers.policies.extractors import Extractor
-from rltransformers.policies.observed import ObservationOptions
+from rltransformers.policies.observed import ObservationOptions, read_encoding
 from rltransformers.policies.optimizers import OptimizerName, OptimizerOptions, decay_groups
 from rltransformers.policies.replay_policy import ReplayPolicy
 from rltransformers.policies.soft_head import Drawn, SoftCritics, SoftHead
-from rltransformers.policies.token_backbone import TokenBackbone, weighted_losses
+from rltransformers.policies.token_backbone import BaseEvaluation, TokenBackbone, TokenParts
 
 
 @dataclass
-class TrunkEvaluation:
-    """Features of the steps of a window behind its context, of one trunk.
-
-    ``auxiliary_loss`` is the weighted sum of ``losses``, which are named as in the config.
-    """
+class TrunkEvaluation(BaseEvaluation):
+    """Features of the steps of a window behind its context, of one trunk."""
 
     features: Float[Tensor, "B T W"]
-    record: Record | None = None
-    auxiliary_loss: Tensor | None = None
-    losses: dict[str, Tensor] = field(default_factory=dict)
 
 
 class GTrXLSACPolicy(ReplayPolicy):
@@ -88,20 +81,9 @@ class GTrXLSACPolicy(ReplayPolicy):
         optimizer: OptimizerName = "adam",
         optimizer_kwargs: OptimizerOptions | None = None,
     ) -> None:
-        super().__init__(
-            observation_space,
-            action_space,
-            backbone=backbone,
-            shared_backbone=shared_backbone,
-            previous_action=previous_action,
-            previous_reward=previous_reward,
-            first_step=first_step,
-            head_width=head_width,
-            observation=observation,
-            features_extractor_class=features_extractor_class,
-            features_extractor_kwargs=features_extractor_kwargs,
-            action_masks=action_masks,
-        )
+        encoding = read_encoding(observation, features_extractor_class, features_extractor_kwargs)
+        parts = TokenParts(encoding, previous_action, previous_reward, first_step)
+        super().__init__(observation_space, action_space, backbone, parts, head_width, action_masks, shared_backbone)
         if predicts_later(self.actor.backbone):
             raise ConfigError(
                 "soft actor-critic has no head that predicts the action after the next one; set future of the loss to 0"
@@ -153,11 +135,6 @@ class GTrXLSACPolicy(ReplayPolicy):
         critic = {id(each) for each in self.critic_parameters()}
         return [each for each in self.learned if id(each) not in critic]
 
-    def outputs(self, features: Float[Tensor, "... W"], observations: Mapping[str, Tensor]) -> Float[Tensor, "... O"]:
-        """Outputs of the action head, of allowed actions, of features of these observations."""
-        outputs = self.action_head.forward(self.action_hidden(features))
-        return self.action_head.masked(outputs, observations[ACTION_MASK]) if self.masks else outputs
-
     def _read(
         self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
@@ -172,12 +149,10 @@ class GTrXLSACPolicy(ReplayPolicy):
     def evaluate_trunk(self, window: Window, part: TokenBackbone) -> TrunkEvaluation:
         """Features behind the context, and the auxiliary losses of the backbone unless it only follows another one."""
         record = Record() if part.backbone.aux_weights and part is not self.target_trunk else None
-        features = self.features(window, part, record)
-        if record is None:
-            return TrunkEvaluation(features)
-        prefix = "value_" if part is self.critic else ""
-        losses = {prefix + name: loss for name, loss in record.losses.items()}
-        return TrunkEvaluation(features, record, weighted_losses(part.backbone, record), losses)
+        now = TrunkEvaluation(self.features(window, part, record), record=record)
+        if record is not None:
+            now.add_losses(part.backbone, record, of_critic=part is self.critic)
+        return now
 
     def window_outputs(self, features: Float[Tensor, "B T W"], window: Window) -> Float[Tensor, "B T O"]:
         """``outputs`` at the first T steps of a window behind its context."""
@@ -214,14 +189,6 @@ class GTrXLSACPolicy(ReplayPolicy):
         steps: int,
     ) -> None:
         """Losses of features behind inner layers: the first ``steps`` rows as the last layer, by ``error`` of them."""
-        record = now.record
-        if record is None or not record.streams:
-            return
-        cut = slice(None, steps)
-        record.exits = None if record.exits is None else record.exits[:, cut]
-        first = window.first[:, window.context :][:, cut]
-        targets = Targets(lambda features: error(features[:, cut]), None, window.counts[:, cut], first)
-        told = set(now.losses)
+        first = window.first[:, window.context :][:, :steps]
+        targets = Targets(lambda features: error(features[:, :steps]), None, window.counts[:, :steps], first)
         self.tell_deep_losses(now, targets, part)
-        if part is self.critic:
-            now.losses = {name if name in told else f"value_{name}": loss for name, loss in now.losses.items()}

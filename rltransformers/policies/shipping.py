@@ -82,7 +82,6 @@ class PolicyInFile(nn.Module):
         raise NotImplementedError
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
-        """Outputs and the new state."""
         tables = {name: self.get_buffer(f"table_{index}") for index, name in enumerate(self.table_names)}
         outputs, after = self.step(self.scaled(inputs) | tables, state)
         return outputs | {name: outputs[name].to(dtype) for name, dtype in self.action_types.items()}, after

@@ -4,6 +4,8 @@ Axes: B environments, W token width.
 """
 
 import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -14,6 +16,7 @@ from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.functional.call import EVERY
+from rltransformers.functional.modules import add_optional
 from rltransformers.policies.encoders import ObservationEncoder, Observed, observe, unbounded
 from rltransformers.policies.observations import first_task, read_task
 from rltransformers.policies.observed import Encoding, observation_parts
@@ -29,28 +32,30 @@ def check_dropout(config: BackboneConfig) -> None:
         )
 
 
+class TokenParts(NamedTuple):
+    """What a token is the sum of: how the observation is encoded, and whether the other parts are added."""
+
+    encoding: Encoding
+    previous_action: bool
+    previous_reward: bool
+    first_step: bool
+
+
 class TokenBackbone(nn.Module):
     """Encoders of everything a step may show, summed into one token, and the backbone that reads the tokens."""
 
     def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        config: BackboneConfig,
-        encoding: Encoding,
-        previous_action: bool,
-        previous_reward: bool,
-        first_step: bool,
+        self, observation_space: Space, action_space: Space, config: BackboneConfig, parts: TokenParts
     ) -> None:
         super().__init__()
         width = config.width
-        self.observation, self.elements = observation_parts(observation_space, config, encoding)
+        self.observation, self.elements = observation_parts(observation_space, config, parts.encoding)
         # Sampled actions of a Box are in units of the head, in which its bounds say nothing.
         boxes = [path for path, leaf in leaf_spaces(action_space).items() if isinstance(leaf, spaces.Box)]
         actions = unbounded(action_space, boxes)
-        self.previous_action = ObservationEncoder(actions, width) if previous_action else None
-        self.previous_reward = nn.Linear(1, width) if previous_reward else None
-        self.first_step = nn.Parameter(torch.randn(width) / math.sqrt(width)) if first_step else None
+        self.previous_action = ObservationEncoder(actions, width) if parts.previous_action else None
+        self.previous_reward = nn.Linear(1, width) if parts.previous_reward else None
+        self.first_step = nn.Parameter(torch.randn(width) / math.sqrt(width)) if parts.first_step else None
         self.backbone = Backbone(config)
         self.task = first_task(observation_space, config.tasks)
 
@@ -103,8 +108,18 @@ def hidden_layer(width: int, head_width: int) -> tuple[nn.Module, int]:
     return nn.Sequential(hidden, nn.Tanh()), head_width
 
 
-def weighted_losses(backbone: Backbone, record: Record) -> Tensor | None:
-    """The weighted sum of the auxiliary losses in a record; None where there is none."""
-    weights, losses = backbone.aux_weights, record.losses
-    weighted = [weights[name] * loss for name, loss in losses.items() if name in weights]
-    return torch.stack(weighted).sum() if weighted else None
+@dataclass(kw_only=True)
+class BaseEvaluation:
+    """What backbones told in an evaluation: ``auxiliary_loss`` is the weighted sum of ``losses``."""
+
+    record: Record | None = None
+    auxiliary_loss: Tensor | None = None
+    losses: dict[str, Tensor] = field(default_factory=dict)  # named as in the config, those of a critic with "value_"
+
+    def add_losses(self, backbone: Backbone, record: Record, of_critic: bool = False) -> None:
+        """Add the auxiliary losses in a record of the backbone."""
+        weights, prefix = backbone.aux_weights, "value_" if of_critic else ""
+        weighted = [weights[name] * loss for name, loss in record.losses.items() if name in weights]
+        if weighted:
+            self.auxiliary_loss = add_optional(self.auxiliary_loss, torch.stack(weighted).sum())
+        self.losses |= {f"{prefix}{name}": loss for name, loss in record.losses.items()}
