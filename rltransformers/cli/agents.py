@@ -19,7 +19,6 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_nor
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.load import agent_checkpoint, steps_of
-from rltransformers.backbone import Backbone
 from rltransformers.cli.baselines import load_baseline, make_baseline, save_baseline
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.cli.keywords import MEMORY_AGENTS, check_config, offline_policy
@@ -69,11 +68,6 @@ class RunAgent(ABC):
     def fault(self) -> str | None:
         """Why no episode can be played, where an agent can be evaluated without; None where one can."""
         return None
-
-    @property
-    @abstractmethod
-    def backbone(self) -> Backbone:
-        """The backbone that acts."""
 
     @property
     def steps_done(self) -> int:
@@ -224,12 +218,6 @@ class OnlineRunAgent(RunAgent):
         return self._evaluation_env
 
     @property
-    def backbone(self) -> Backbone:
-        if not isinstance(self.model, OnlineAgent):
-            raise ConfigError(f"agent {self.config.agent} has no attention to draw")
-        return self.model.policy.actor.backbone
-
-    @property
     def inexact(self) -> str | None:
         if not isinstance(self.model, OnlineAgent):
             agent = self.config.agent
@@ -378,10 +366,6 @@ class OfflineRunAgent(RunAgent):
         except OUR_ERRORS as error:
             return str(error)
         return "environment.id is missing"
-
-    @property
-    def backbone(self) -> Backbone:
-        return self.model.policy.backbone
 
 
 def build_agent(

@@ -117,17 +117,12 @@ def names_data(overrides: Sequence[tuple[str, str]]) -> bool:
     return any(key in ("dataset", "dataset.id") for key, _ in overrides)
 
 
-def config_of_data(overrides: Sequence[tuple[str, str]], imports: Sequence[str] = ()) -> tuple[str, ExperimentConfig]:
-    """Name and content of the config of a decision_transformer that learns from data without an environment."""
-    config = _read(USUAL_DATA, "--dataset.id", overrides, imports)
-    assert config.dataset is not None and config.dataset.id is not None  # whoever has no environment needs an id
-    return f"{Path(config.dataset.id).stem}-{config.agent}", config
-
-
 def read_config(arguments: argparse.Namespace) -> tuple[str, ExperimentConfig, Overrides]:
     """Name and config that the words of a command ask for, and the settings that were typed."""
     if arguments.config is None and arguments.env is None and names_data(arguments.overrides):
-        return *config_of_data(arguments.overrides, arguments.imports), arguments.overrides
+        config = _read(USUAL_DATA, "--dataset.id", arguments.overrides, arguments.imports)
+        assert config.dataset is not None and config.dataset.id is not None  # whoever has no environment needs an id
+        return f"{Path(config.dataset.id).stem}-{config.agent}", config, arguments.overrides
     if (arguments.config is None) == (arguments.env is None):
         names = ", ".join(packaged_configs())
         raise ConfigError(

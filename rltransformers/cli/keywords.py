@@ -17,7 +17,7 @@ from rltransformers.agents.gtrxl_ppo import GTrXLPPO
 from rltransformers.agents.gtrxl_sac import GTrXLSAC
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
 from rltransformers.backbone import BackboneConfig
-from rltransformers.cli.settings import SET_ELSEWHERE
+from rltransformers.cli.settings import SET_ELSEWHERE, refuse_set_elsewhere
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import annotations, check, check_settings
@@ -119,9 +119,7 @@ def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mappi
 
     The message has the full name of the setting, as algorithm.gamma, and the closest keyword or where it is set.
     """
-    for key in algorithm:
-        if SET_ELSEWHERE.get(key):
-            raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {SET_ELSEWHERE[key]}")
+    refuse_set_elsewhere(algorithm)
     check_settings(keyword_hints(agent), algorithm, "algorithm.")
     if agent in BASELINES and algorithm.get("batch_size") == 1 and algorithm.get("normalize_advantage", True):
         raise ConfigError("algorithm.batch_size is 1, but one advantage has no deviation to be normalized by; raise it")

@@ -30,7 +30,9 @@ from rltransformers.cli.words import Overrides, Parser, split_overrides
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, did_you_mean
 from rltransformers.core.files import naming, refusal
 
-COMMANDS = (train, tune, show, compare, evaluate, look, export, collect, suite, listing, settings, inspect)
+MODULES = (train, tune, show, compare, evaluate, look, export, collect, suite, listing, settings, inspect)
+COMMANDS = {each.__name__.rpartition(".")[2]: each for each in MODULES}
+"""Modules by the name of their command: ``add`` makes its parser, ``run`` does it."""
 WITH_SETTINGS = ("train", "tune", "show")  # commands that take every setting of a run by its dotted name
 
 
@@ -60,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_args(words)
         arguments.overrides = overrides
         import_typed(arguments.imports)
-        arguments.run(arguments)
+        COMMANDS[arguments.command].run(arguments)
         with naming("standard output"):
             sys.stdout.flush()
     except OUR_ERRORS as error:
@@ -116,7 +118,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"rltransformers {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
-    for each in COMMANDS:
+    for each in COMMANDS.values():
         each.add(commands)
     parser.commands = commands.choices
     return parser

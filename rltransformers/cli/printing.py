@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def print_results(results: Sequence[Any]) -> None:
-    """A table with one column per target return."""
+def print_results(results: Sequence[Any], validation: Any) -> None:
+    """A table with one column per target return, and that of held-out episodes, where there are some."""
     from rltransformers.training.evaluation import return_alignment
 
     summaries = [result.summary() for result in results]
@@ -31,6 +31,8 @@ def print_results(results: Sequence[Any]) -> None:
     targets = {summary["target_return"] for summary in summaries if "target_return" in summary}
     if len(targets) > 1:
         print(f"return alignment, RMSE over {len(targets)} targets: {cell(return_alignment(results))}")
+    if validation is not None:
+        print_validation(validation)
 
 
 def print_validation(result: Any) -> None:

@@ -7,7 +7,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from rltransformers.cli.trust import import_modules, not_typed, programs, requir
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import naming
 from rltransformers.core.signals import Stopped, signals_to
-from rltransformers.core.world import Sharing, current_sharing
+from rltransformers.core.world import current_sharing
 from rltransformers.envs.video import check_recordable, video_wrapper
+from rltransformers.look.watch import backbone_of
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.offline.validation import ValidationResult
 from rltransformers.training.runs.callback import RunCallback
@@ -68,23 +69,17 @@ def train(
     threads = use_threads(config.threads)
     if config.tracker is not None:
         package_of(config.tracker)
-    agent = build_agent(config)  # before the folder is made: a config that cannot work leaves nothing behind
-    try:
+    # Before the folder is made: a config that cannot work leaves nothing behind.
+    with closing(build_agent(config)) as agent:
         path = RunFolder.create(config.output, name).path if sharing.is_leader else None
         if path is not None and job() is not None:
             (path / _JOB).write_text(f"{job()}\n")
         folder = RunFolder(sharing.broadcast(path) or "")
-        with _locked(folder, sharing):
+        with folder.locked() if sharing.is_leader else nullcontext():
             if sharing.is_leader:
                 folder.write_config(config.to_dict())
             say(threads)
             return folder, _run(agent, config, folder, verbose, evaluated)
-    finally:
-        agent.close()
-
-
-def _locked(folder: RunFolder, sharing: Sharing) -> AbstractContextManager[None]:
-    return folder.locked() if sharing.is_leader else nullcontext()
 
 
 def job() -> str | None:
@@ -126,7 +121,7 @@ def resume(
     for key, _ in overrides:
         if not _resumable(key):
             raise ConfigError(f"--{key} cannot change when a run is resumed; these can: {', '.join(_RESUMABLE)}")
-    with _locked(folder, sharing):
+    with folder.locked() if sharing.is_leader else nullcontext():
         stored = read_experiment(folder.config)  # alone: overrides may stand for what is cut off
         config = read_experiment(folder.config, overrides)
         edited = _edited(folder, config)
@@ -134,8 +129,7 @@ def resume(
         import_modules(config.imports, path, trust=True)
         threads = use_threads(config.threads)
         begun = folder.last.is_file()
-        agent = build_agent(config, folder.last if begun else None)
-        try:
+        with closing(build_agent(config, folder.last if begun else None)) as agent:
             agent.check_lengths(stored, path)
             if sharing.is_leader:
                 folder.write_config(config.to_dict())
@@ -149,8 +143,6 @@ def resume(
                 _take_back(folder, agent.steps_done if begun else 0, evaluated, agent.goes_on)
             sharing.broadcast(None)  # nobody goes on before
             return folder, _run(agent, config, folder, verbose)
-        finally:
-            agent.close()
 
 
 def _resumable(key: str) -> bool:
@@ -278,15 +270,16 @@ def evaluate(
                 videos[place * evaluation.episodes + episode] = f"{target}episode-{episode}"
         config = replace(config, environment=_drawing(config, Path(video), videos))
     threads = use_threads(config.threads if arguments.threads is None else arguments.threads)
-    agent = build_agent(config, checkpoint, training=False, acting=acting, validating=validates)
-    say(threads)
-    try:
+    with closing(build_agent(config, checkpoint, training=False, acting=acting, validating=validates)) as agent:
+        say(threads)
         validation, results = agent.validate(), list[EvaluationResult]()
         asks = any((arguments.episodes, arguments.target_return, arguments.env, env_kwargs, plots, video))
         fault = None if validation is None or asks else agent.fault()
         if fault is not None and config.environment.id:
             say(f"no episode is played: {fault}")
-        with lookback_of(agent.backbone) if "lookback" in plots else nullcontext() as meter:
+        if "lookback" in plots and config.agent in BASELINES:
+            raise ConfigError(f"agent {config.agent} has no attention to draw")
+        with lookback_of(backbone_of(agent.model)) if "lookback" in plots else nullcontext() as meter:
             if fault is None:
                 results = agent.evaluate(evaluation, progress=sys.stderr.isatty())
         if meter is not None:
@@ -294,8 +287,6 @@ def evaluate(
         if "target" in plots:
             title = f"{folder.path.name}: return against target"
             plot_return_versus_target(pictures["target"], results, title, agent.model.summary.without_data)
-    finally:
-        agent.close()
     return results, validation, [*pictures.values(), *(Path(video or "") / f"{name}.mp4" for name in videos.values())]
 
 

@@ -31,6 +31,13 @@ SET_ELSEWHERE = {
 """Keywords of agents that are no settings under ``algorithm``, and where a config has them."""
 
 
+def refuse_set_elsewhere(algorithm: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a keyword of agents that a config has in another section."""
+    for key in algorithm:
+        if SET_ELSEWHERE.get(key):
+            raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {SET_ELSEWHERE[key]}")
+
+
 @dataclass(frozen=True)
 class Setting:
     """One setting."""

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from rltransformers.cli.entries import CHOICES, from_json
-from rltransformers.cli.settings import SET_ELSEWHERE, catalogue
+from rltransformers.cli.settings import catalogue, refuse_set_elsewhere
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.extensions import load_installed
 from rltransformers.core.ranges import check, check_settings
@@ -20,9 +20,7 @@ def check_values(config: ExperimentConfig) -> None:
     Raises ConfigError in the words of ``rltransformers.cli.keywords.check_config``.
     """
     agent = config.agent.value
-    for key in config.algorithm:
-        if SET_ELSEWHERE.get(key):
-            raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {SET_ELSEWHERE[key]}")
+    refuse_set_elsewhere(config.algorithm)
     check_settings(_types("algorithm.", agent), config.algorithm, "algorithm.")
     check_settings(_types("policy.", agent), config.policy, "policy.")
     for record in ("algorithm.critic_kwargs", "algorithm.action_head_kwargs"):

@@ -47,10 +47,8 @@ def read_variants(arguments: argparse.Namespace) -> list[Variant]:
         trust.import_modules(changes.get("imports", []), str(arguments.variants), arguments.trust)
         for key in sweeps.keys() & changes.keys():
             raise ConfigError(f"--sweep {key}: {name} in {arguments.variants} sets it, too; leave one of the two out")
-    variants, typed = (
-        list[tuple[str, ExperimentConfig, int | None]](),
-        [*arguments.overrides, *((key, "") for key in sweeps)],
-    )
+    variants: list[tuple[str, ExperimentConfig, int | None]] = []
+    typed = [*arguments.overrides, *((key, "") for key in sweeps)]
     for (name, changes), *values in itertools.product(base.items(), *sweeps.values()):
         settings = dict(zip(sweeps, values, strict=True))
         texts = [name] if name else []

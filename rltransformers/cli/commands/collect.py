@@ -58,7 +58,6 @@ Several behaviors make a mixture; =WEIGHT behind one sets its share of the steps
         "--drop-indices", type=flag(WholeNumber), nargs="+", metavar="I", help="record all but these entries"
     )
     argument("--json", action="store_true", help="print what was recorded as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

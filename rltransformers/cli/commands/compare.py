@@ -40,7 +40,6 @@ others. Runs with a damaged file are named and left out; where all are damaged t
         "--csv", metavar="FILE.csv", help="write every evaluation of every run, and the table as FILE-groups.csv"
     )
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

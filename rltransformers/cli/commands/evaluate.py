@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from rltransformers.cli.printing import print_json, print_results, print_validation
+from rltransformers.cli.printing import print_json, print_results
 from rltransformers.cli.words import Parsers, add_episodes, command, flag, mapping
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_run
@@ -50,7 +50,6 @@ cloning with one step. This needs no environment; if the run has none that can b
     )
     argument("--videos", type=flag(Episodes), metavar="N", help="episodes in --video, per target return (default: 1)")
     argument("--json", action="store_true", help="print all episodes and the summary as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -66,8 +65,6 @@ def run(arguments: argparse.Namespace) -> None:
         values = [result.to_dict() for result in results]
         print_json(values if validation is None else {"results": values, "validation": validation.to_dict()})
     else:
-        print_results(results)
-        if validation is not None:
-            print_validation(validation)
+        print_results(results, validation)
     for picture in pictures:
         print(f"{'video' if picture.suffix == '.mp4' else 'picture'}  {picture}", file=sys.stderr)

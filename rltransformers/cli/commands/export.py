@@ -31,7 +31,6 @@ to act with one: docs/online/acting.md, docs/offline/acting.md, examples/act_wit
         help="of a Decision Transformer: what happens when an episode outgrows the context (default: as in training)",
     )
     argument("--output", metavar="PATH", help="file to write (default: beside the checkpoint, with another ending)")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

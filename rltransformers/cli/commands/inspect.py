@@ -48,7 +48,6 @@ stands for its dataset, read as the run would.
     )
     parser.add_argument("--trust", action="store_true", help="read a pickle (.pkl), which runs its code")
     parser.add_argument("--json", action="store_true", help="print the description as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -23,7 +23,6 @@ The names printed here are what a config takes under `agent`, `backbone.preset` 
 """,
     )
     parser.add_argument("--json", action="store_true", help="print all of it, with sources and abilities, as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

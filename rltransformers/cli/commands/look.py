@@ -31,7 +31,6 @@ Transformer a slider switches between target returns.
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="page to write (default: look.html in RUN; of a .zip, beside it)"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -26,7 +26,6 @@ the beginning of one; without it all settings are explained.
     parser.add_argument("key", nargs="?", default="", metavar="KEY", help="a setting, or what its name begins with")
     parser.add_argument("--agent", metavar="NAME", help="only settings that this agent has")
     parser.add_argument("--json", action="store_true", help="print them as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

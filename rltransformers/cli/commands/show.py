@@ -22,7 +22,6 @@ the run, defaults included; `rltransformers settings` has those of the agent and
 """,
     )
     add_config(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

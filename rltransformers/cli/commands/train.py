@@ -5,7 +5,7 @@ import shlex
 from contextlib import closing
 from pathlib import Path
 
-from rltransformers.cli.printing import print_json, print_results, print_validation
+from rltransformers.cli.printing import print_json, print_results
 from rltransformers.cli.words import Parsers, add_config, add_engine, add_trust, command, flag, jobs_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_name, check_run
@@ -94,7 +94,6 @@ Several processes train one agent under torchrun, each with its part of environm
     parser.add_argument("--verbose", action="store_true", help="print every logged metric in place of a progress bar")
     parser.add_argument("--json", action="store_true", help="print the final evaluation as JSON")
     add_trust(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -138,9 +137,7 @@ def run(arguments: argparse.Namespace) -> None:
         values = {"run": str(folder.path), "results": [result.to_dict() for result in results]}
         print_json(values if validation is None else values | {"validation": validation.to_dict()})
         return
-    print_results(results)
-    if validation is not None:
-        print_validation(validation)
+    print_results(results, validation)
     print(f"\nrun folder      {folder.path}")
     if folder.learning_curve.is_file():
         print(f"learning curve  {folder.learning_curve}")

@@ -45,7 +45,6 @@ of the best trial. Needs pip install 'rltransformers[tune]'.
     parser.add_argument("--name", help="name of the folder in place of <config>-tune")
     parser.add_argument("--json", action="store_true", help="print the best trial and all others as JSON")
     add_trust(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
