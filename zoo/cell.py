@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -76,19 +76,18 @@ def main() -> int:
 
 def measure(order: Mapping[str, Any]) -> Row:
     """Train, or go on with training, or score the dataset; all there is to know about it."""
-    config = build_experiment(order["config"])
+    config, score, target = build_experiment(order["config"]), order["score"], order["target"]
     row = Row(
         order["task"], order["variant"], order["seed"], 0.0, 0, 0, 0.0, config_hash=order["config_hash"],
         commit=commit(), versions=software(), machine=machine(), date=time.strftime("%Y-%m-%d"),
     )  # fmt: skip
     if order["of_data"]:
-        row = _data_row(row, config, order["score"])
+        row = _data_row(row, config, score)
     else:
-        folder, target = Path(order["folder"]), order["target"]
-        row = replace(row, recording=_recording(config))
-        row = _run_row(row, config, folder, order["score"], target, order["metrics"])
+        folder, row = Path(order["folder"]), replace(row, recording=_recording(config))
+        row = _run_row(row, config, folder, score, target, order["metrics"])
         row = replace(row, transfers=transferred(config, folder, order["transfers"], target))
-    return replace(row, score=score_of(row.results, order["score"], order["target"]))
+    return replace(row, score=score_of(row.results, score, target))
 
 
 def row_file(folder: Path) -> Path:
@@ -137,12 +136,9 @@ def _run_row(
     seconds = (before or 0.0) + time.time() - began
     processor = time.process_time() - processor
     check_ratios(folder.metrics)
-    agent = build_agent(config, folder.last, training=False)
-    try:
+    with closing(build_agent(config, folder.last, training=False)) as agent:
         steps = agent.steps_done
         row = replace(row, parameters=parameters(agent.model.policy), state_bytes=state_bytes(agent.model))
-    finally:
-        agent.close()
     curve = [[step, score_of(shortened(each), score, target)] for step, each in folder.read_evaluations()]
     return replace(
         row,
@@ -243,15 +239,12 @@ def transferred(
         )
         moved = replace(config, environment=environment, evaluation=evaluation)
         acting: Acting | None = None if config.agent in BASELINES else transfer["acting"]
-        agent = build_agent(moved, RunFolder(folder).last, training=False, acting=acting)
-        try:
+        with closing(build_agent(moved, RunFolder(folder).last, training=False, acting=acting)) as agent:
             with suppress(DataError):  # episodes that go on; what is compiled in their first step is not timed
                 agent.evaluate(replace(evaluation, longest_episode=1))
             began = time.process_time()
             (result,) = agent.evaluate(evaluation)
             seconds = time.process_time() - began
-        finally:
-            agent.close()
         results[name] = shortened([result])[0] | {"microseconds": 1e6 * seconds / sum(result.lengths)}
     return results
 

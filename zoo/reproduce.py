@@ -4,6 +4,7 @@ A suite is a YAML in configs/suites/ (tasks x variants x seeds). Runs that stand
 on from their last checkpoint. docs/results/README.md explains the figures.
 """
 
+import argparse
 import os
 import re
 import shlex
@@ -30,38 +31,25 @@ CELL = ("-m", "rltransformers.zoo.cell")
 LOG_LINES = 15
 
 
-def reproduce(
-    name: str,
-    *,
-    seeds: int | None = None,
-    only: Sequence[str] = (),
-    results: str | None = None,
-    runs: str | None = None,
-    behaviors: str | None = None,
-    trust: bool = False,
-    jobs: int | None = None,
-    engine: str = "local",
-    address: str | None = None,
-    dry_run: bool = False,
-    report_only: bool = False,
-) -> int:
+def reproduce(arguments: argparse.Namespace) -> int:
     """Run what is missing of a suite and write CSV, tables and pictures; the number of runs that failed.
 
-    ``jobs`` None is the cores of the engine. Arguments are the options of `rltransformers suite`.
+    ``arguments`` are the options of `rltransformers suite`.
 
     Raises:
         ConfigError, DataError, MissingExtraError: for a suite that cannot be meant, and for what its runs lack.
     """
-    suite = read_suite(name, trust)
-    work = Work(suite, *folders(suite.name, results, runs), behaviors, trust)
+    suite = read_suite(arguments.suite, arguments.trust)
+    results, runs = folders(suite.name, arguments.results, arguments.runs)
+    work = Work(suite, results, runs, arguments.behaviors, arguments.trust)
     failed = 0
-    if not report_only:
-        wanted = chosen(list(suite.cells(seeds)), only)
-        if dry_run:
+    if not arguments.report:
+        wanted = chosen(list(suite.cells(arguments.seeds)), arguments.only)
+        if arguments.dry_run:
             work.tell(wanted)
             return 0
-        with closing(engine_of(engine, address)) as processes:
-            failed = work.do(wanted, processes, jobs)
+        with closing(engine_of(arguments.engine, arguments.address)) as processes:
+            failed = work.do(wanted, processes, arguments.jobs)
     for path in report.write(suite, work.results):
         print(f"written  {shown(path)}")
     return failed
@@ -97,13 +85,7 @@ class Work:
         """The suite's figures."""
         return self.results / f"{self.suite.name}.csv"
 
-    @property
-    def lock(self) -> Path:
-        """Held while the CSV is rewritten."""
-        return self.runs / f"{self.suite.name}.lock"
-
     def folder(self, cell: Cell) -> Path:
-        """Run folder of a cell."""
         return self.runs / self.suite.name / cell.task / cell.folder
 
     def tell(self, wanted: Sequence[Cell]) -> None:
@@ -162,7 +144,7 @@ class Work:
         return True
 
     def _record(self, cell: Cell, row: Row) -> None:
-        record(self.csv, self.lock, self.suite, row)
+        record(self.csv, self.runs / f"{self.suite.name}.lock", self.suite, row)
         cells.forget_row(self.folder(cell))
 
     def _run(self, missing: Sequence[Cell], engine: Engine, jobs: int) -> int:

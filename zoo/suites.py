@@ -208,7 +208,6 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Key of a row."""
         return self.task, self.variant, self.seed
 
     @property
@@ -230,7 +229,6 @@ class Suite:
 
     @property
     def tasks(self) -> Mapping[str, Task]:
-        """Name -> task."""
         return self.text.tasks
 
     def seeds(self, task: str, count: int | None = None) -> list[int]:
@@ -347,12 +345,10 @@ def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, b
     """Config, hash and kind of every variant."""
     resolved = {}
     for name, overrides in task.variants.items():
-        changes, base = dict(overrides), task.config
-        changes.pop("seeds", None)
-        of_data = changes.get("dataset") == "mean"
-        if of_data:
-            del changes["dataset"]
-        base = str(changes.pop("config", base))
+        of_data = overrides.get("dataset") == "mean"
+        own = ("seeds", "config", "dataset") if of_data else ("seeds", "config")
+        changes = {key: value for key, value in overrides.items() if key not in own}
+        base = str(overrides.get("config", task.config))
         try:
             config = _config(base, task.overrides | changes)
             if of_data and config.dataset is None:

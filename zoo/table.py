@@ -61,7 +61,6 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Key of a row."""
         return self.task, self.variant, self.seed
 
     @property

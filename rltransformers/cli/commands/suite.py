@@ -41,7 +41,6 @@ results go to docs/results and run folders to runs/results; elsewhere to results
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and stop")
     parser.add_argument("--report", action="store_true", help="run nothing; tables and pictures anew from the CSV")
     add_trust(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -55,10 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
     from rltransformers.zoo.reproduce import reproduce
 
-    names = ("seeds", "only", "results", "runs", "behaviors", "trust", "jobs", "engine", "address", "dry_run")
-    options = {name: getattr(arguments, name) for name in names}
     try:
-        failed = reproduce(arguments.suite, report_only=arguments.report, **options)
+        failed = reproduce(arguments)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
         raise
