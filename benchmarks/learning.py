@@ -66,7 +66,8 @@ def rows_of(name: str, repetitions: int, processes: Mapping[str, ProcessPoolExec
     slowest = max(run.seconds if run.reached else math.inf for run in mine)
     target = "" if task.seconds is None else f"<= {task.seconds:g}"
     title = f"time to learn: {task.title}, slowest seed"
-    yield absolute(title, task.setting, "s", [slowest], target, note=note_of(mine, task.unit))
+    if target or slowest < math.inf:
+        yield absolute(title, task.setting, "s", [slowest], target, note=note_of(mine, task.unit))
 
 
 def note_of(runs: Sequence[Learned], unit: str = "steps") -> str:

@@ -227,6 +227,13 @@ def test_rows_offline_compare_with_the_peers_and_count_updates(monkeypatch: pyte
     assert slowest.note == "3 of 3 after 100 to 100 updates (median 100)"
 
 
+def test_a_task_without_a_target_has_no_slowest_seed_where_one_did_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(returns, "PEERS", {})
+    runs = iter([Learned(1.0, 100, True), Learned(2.0, 200, False)])
+    process: Any = SimpleNamespace(submit=lambda *_: SimpleNamespace(result=lambda run=next(runs): run))
+    assert not [*learning.rows_of("key_to_door", 2, {OURS_OFFLINE: process})]
+
+
 def test_numbers_of_actions_become_vectors_and_vectors_stay() -> None:
     data = offline().data(0)
     assert [each.actions.shape for each in returns.episodes(data)][:2] == [(n, 4) for n in data.lengths[:2]]
