@@ -156,27 +156,16 @@ def test_a_later_run_of_some_rows_leaves_the_others_their_machine_versions_and_c
         assert {row[name]: {fact: row[fact] for fact in columns} for row in rows} == expected
 
 
-UNKNOWN = {
-    ("time-to-learn", "time to learn: proof of memory"),
-    ("time-to-learn", "time to learn: proof of memory, slowest seed"),
-}
-"""Rows whose cores, versions and command were overwritten before they were committed."""
-
-
 def test_every_row_says_where_with_what_and_how_it_was_measured() -> None:
-    columns, unknown = list(harness.machine()), set()
+    columns = list(harness.machine())
     for path in sorted(benchmark.RESULTS.rglob("*.csv")):
         for row in read(path):
             name = row.get("name") or row["entry"]
             missing = [column for column in columns if not row.get(column)]
             assert not missing, f"{path.name}, {name}: no {', '.join(missing)}"
-            if "unknown" in row.values():
-                unknown.add((path.stem, name))
-                continue
             program = "scripts/on_gpu.sh" if path.parent.name == "gpu" else "python scripts/benchmark.py"
             assert row["command"].startswith(program), f"{path.name}, {name}: {row['command']}"
             assert "python 3." in row["versions"] and "torch " in row["versions"], f"{path.name}, {name}"
-    assert unknown == UNKNOWN
 
 
 def test_ours_beside_a_decision_transformer_of_others_has_the_size_that_the_rows_name() -> None:

@@ -230,7 +230,7 @@ def test_rows_offline_compare_with_the_peers_and_count_updates(monkeypatch: pyte
 def test_a_task_without_a_target_has_no_slowest_seed_where_one_did_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(returns, "PEERS", {})
     runs = iter([Learned(1.0, 100, True), Learned(2.0, 200, False)])
-    process: Any = SimpleNamespace(submit=lambda *_: SimpleNamespace(result=lambda run=next(runs): run))
+    process: Any = SimpleNamespace(submit=lambda *_: SimpleNamespace(result=lambda: next(runs)))
     assert not [*learning.rows_of("key_to_door", 2, {OURS_OFFLINE: process})]
 
 
