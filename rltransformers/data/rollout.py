@@ -49,11 +49,11 @@ class Segment:
 
     def rows(self, index: Tensor) -> "Segment":
         """The segments of the chosen environments."""
-
-        def select(value: Any) -> Any:
-            return {path: leaf[index] for path, leaf in value.items()} if isinstance(value, dict) else value[index]
-
-        return Segment(**{name: select(value) for name, value in vars(self).items()})
+        chosen: dict[str, Any] = {
+            name: {path: leaf[index] for path, leaf in value.items()} if isinstance(value, dict) else value[index]
+            for name, value in vars(self).items()
+        }
+        return Segment(**chosen)
 
     def numbers(self) -> dict[str, Tensor]:
         """What a loss compares with, by the names of ``Recorded``."""
