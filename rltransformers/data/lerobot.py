@@ -168,9 +168,10 @@ def _tasks(folder: Path) -> list[str]:
         (batch,) = (
             require("pyarrow", EXTRA).Table.from_batches(list(file_batches([table]))).combine_chunks().to_batches()
         )
-        number = batch.schema.get_field_index("task_index")
-        texts = batch.column(1 - number).to_pylist()
-        return [str(text) for _, text in sorted(zip(batch.column(number).to_pylist(), texts, strict=True))]
+        others = [name for name in batch.schema.names if name != "task_index"]
+        text = next((name for name in ("task", "__index_level_0__") if name in others), others[0])
+        columns = (batch.column(name).to_pylist() for name in ("task_index", text))
+        return [str(text) for _, text in sorted(zip(*columns, strict=True))]
 
 
 def write_lerobot(
@@ -208,7 +209,7 @@ def write_lerobot(
             f"{data.name}: LeRobot stores one array of actions, and these have the leaves {list(data.actions)}"
         )
     tasks, of_steps = _tasks_of(data, task)
-    columns = _columns_of(data, rate, of_steps)
+    columns = _columns_of(data, rate, of_steps, numbered=len(tasks) > 1)
     names = {_feature_name(path): data.component_names("observations", path) for path in data.observations}
     names["action"] = data.component_names("actions", "")
     features = {key: _feature(values, names.get(key)) for key, values in columns.items()}
@@ -243,11 +244,11 @@ def _before_actions(data: Trajectories, path: str) -> Array:
     return np.asarray(data.observations[path][np.arange(data.steps) + data.episode_of_steps])
 
 
-def _columns_of(data: Trajectories, fps: float, tasks: Array) -> dict[str, Array]:
-    """The columns [N, ...] of the tables by feature."""
+def _columns_of(data: Trajectories, fps: float, tasks: Array, numbered: bool) -> dict[str, Array]:
+    """The columns [N, ...] of the tables by feature; ``numbered``: ``tasks`` are the leaf "task"."""
     columns = {}
     for path in data.observations:
-        if path == "task" and data.metadata.get("tasks") and len(data.metadata["tasks"]) > 1:
+        if path == "task" and numbered:
             continue
         key = _feature_name(path)
         columns[key] = _before_actions(data, path)

@@ -253,6 +253,20 @@ def test_tasks_leaves_classes_and_missing_rewards_survive_a_round_trip(tmp_path:
         assert not load_trajectories(write_lerobot(silent, tmp_path / "silent")).has_rewards
 
 
+def test_texts_of_tasks_are_found_beside_other_columns(tmp_path: Path) -> None:
+    folder = version_3(tmp_path / "walks", frames())
+    tasks = pandas.DataFrame({"level": [3, 4], "task_index": [1, 0]}, index=["walk 1", "walk 0"])
+    for table in (tasks, tasks.rename_axis("task"), tasks.rename_axis("task").reset_index()):
+        table.to_parquet(folder / "meta" / "tasks.parquet")
+        assert load_trajectories(folder).metadata["tasks"] == ["walk 0", "walk 1"]
+
+
+def test_a_leaf_of_tasks_is_an_observation_where_a_text_stands_for_all(tmp_path: Path) -> None:
+    data = load_trajectories(version_2(tmp_path / "walks", frames()))
+    again = load_trajectories(write_lerobot(data, tmp_path / "back", task="walk"))
+    assert again.metadata["tasks"] == ["walk"] and list(again.observations) == list(data.observations)
+
+
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     data = load_trajectories(coded_episodes())
     folder = write_lerobot(data, tmp_path / "walks")

@@ -340,6 +340,7 @@ def test_episodes_that_cannot_be_told_apart_are_refused() -> None:
     assert "two rows are step 0 of episode 'run 0'; number the episodes of several" in refusal(twice)
     apart = pandas.concat([frame[:3], frame[5:], frame[3:5]])
     assert "the rows of episode 'run 0' lie apart, and no column says" in refusal(apart, columns={"step": None})
+    assert "step names 2 columns, ['t', 'reward']" in refusal(frame, columns={"step": ["t", "reward"]})
     early = frame.assign(terminated=frame["t"] == 2)
     assert "step 2 of episode 0 is flagged as an end, and the episode goes on" in refusal(early, columns={"step": "t"})
     frame.loc[4, "episode_id"] = None
