@@ -149,7 +149,7 @@ def trajectories_from_steps(
     chosen = choose_columns(arrays, options.columns, known or {}, name)
     episode, step = (_plain(arrays, chosen.get(role), f"{name}: {role}") for role in ("episode", "step"))
     if len(step) > 1:
-        raise DataError(f"{name}: step names {len(step)} columns, {chosen['step']}; rows are in the order of one, name it")
+        raise DataError(f"{name}: step names {len(step)} columns, {chosen['step']}; name the one that orders the rows")
     step = [_counted(values) for values in step]
     order, first = _order(episode, step[0] if step else None, name)
     if episode or "episode" in (options.columns or {}):
