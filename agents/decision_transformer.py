@@ -207,14 +207,35 @@ class DecisionTransformer(OnlineLearner):
         backbone = backbone_config(policy_kwargs, mode, context_length, return_in)
         if acting_mode == "auto":  # whether the memory of the backbone limits the view, or the context does
             acting_mode = "banded" if backbone.memory < context_length - 1 else "refresh"
-        seed = self.sharing.broadcast(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed)
-        values = {name: value for name, value in locals().items() if name in Settings.__dataclass_fields__}
-        values |= {name: options[name] for name in ("optimizer", "optimizer_kwargs") if options.get(name)}
         settings = Settings(
-            **values,
+            context_length=context_length,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            warmup_steps=warmup_steps,
+            decay_steps=decay_steps,
+            batch_size=batch_size,
+            max_grad_norm=max_grad_norm,
+            discount=discount,
+            delayed_reward=delayed_reward,
+            normalize_observations=normalize_observations,
+            mode=mode,
             advantage_options=read_options(AdvantageOptions, advantage_kwargs, "advantage_kwargs", mode == "advantage"),
+            top_fraction=top_fraction,
+            whole_episodes=whole_episodes,
+            acting_mode=acting_mode,
+            acting=acting,
+            seed=self.sharing.broadcast(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed),
+            return_head=return_head,
+            expectile=expectile,
+            return_in=return_in,
+            critic=critic,
             critic_options=read_options(CriticOptions, critic_kwargs, "critic_kwargs", critic is not None),
+            action_head=action_head,
             action_head_options=ActionHeadOptions.read(action_head, action_head_kwargs or {}),
+            validation=validation,
+            chunk=chunk,
+            decide_every=decide_every,
+            **{name: options[name] for name in ("optimizer", "optimizer_kwargs") if options.get(name)},
         )
         readout = readout_choice(options, settings)
         parts = data_parts(load_trajectories(dataset), settings)
