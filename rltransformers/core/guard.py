@@ -287,22 +287,24 @@ class Guard(FiniteVecEnv):
         return leaves
 
     def last_leaves(
-        self, dones: np.ndarray, infos: Sequence[Mapping[str, Any]], values_read_masks: bool = False, raw: bool = False
+        self, dones: np.ndarray, infos: Sequence[Mapping[str, Any]], for_replay: bool = False
     ) -> tuple[list[int], dict[str, np.ndarray]]:
-        """Environments whose episode a limit cut, leaves of their true last observations; DataError for lost masks.
+        """Environments whose episode a limit cut, and leaves of their true last observations.
 
-        ``raw``: those of the newest step as ``VecNormalize`` was given them.
+        ``for_replay``: those of the newest step as ``VecNormalize`` was given them; values read their masks, and what
+        is wrong with one raises DataError.
         """
         cut = [index for index in np.flatnonzero(dones).tolist() if infos[index].get("TimeLimit.truncated", False)]
         cut = [index for index in cut if "terminal_observation" in infos[index]]
         source = self.inside.guard if isinstance(self.inside, _GuardInside) else self
-        rows = [self._values(source.last[index] if raw else infos[index]["terminal_observation"]) for index in cut]
+        shown = [source.last[index] if for_replay else infos[index]["terminal_observation"] for index in cut]
+        rows = [self._values(each) for each in shown]
         leaves = {path: np.stack([np.asarray(row[path]) for row in rows]) for path in (rows[0] if rows else ())}
         if self._masks and cut:
             if self._beside:
                 masks = [infos[index].get(LAST_MASK) for index in cut]
-                leaves[ACTION_MASK] = self._last_masks(masks, cut, values_read_masks)
-            if values_read_masks:
+                leaves[ACTION_MASK] = self._last_masks(masks, cut, for_replay)
+            if for_replay:
                 seen = np.asarray(leaves[ACTION_MASK])
                 check_masks(seen, self.action_space, lambda row: self._place(cut[row]), way_out=STUCK_AT_LIMIT)
         return cut, leaves

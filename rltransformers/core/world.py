@@ -91,7 +91,7 @@ class Sharing:
         return 1.0 if self.is_single else part.sum() / whole.sum().clamp(min=1)
 
     def mean(self, values: Tensor, valid: Tensor) -> Tensor:
-        """The mean of all valid entries of all processes; 0 when nothing is valid. Gradient as for ``total``."""
+        """The mean of all valid entries of all processes; 0 when nothing is valid. Gradient as for ``sum``."""
         part = torch.where(valid, values, torch.zeros_like(values)).sum()
         if self.is_single:
             return part / valid.sum().clamp(min=1)

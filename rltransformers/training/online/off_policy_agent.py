@@ -123,7 +123,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
             buffer_actions, state = self._act(leaves, first)  # callbacks find both by the names of SB3
             actions = policy.environment_actions(buffer_actions)
             new_obs, rewards, dones, infos, counts, unscaled = self._step_environments(actions, state)
-            cut, last = self._guard.last_leaves(dones, infos, values_read_masks=True, raw=True)
+            cut, last = self._guard.last_leaves(dones, infos, for_replay=True)
             terminal = dones.copy()
             terminal[cut] = False
             earned = unscaled if normalizer is None else normalizer.get_original_reward()
