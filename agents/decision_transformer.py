@@ -5,7 +5,7 @@ Read from top to bottom: the constructor, ``learn`` and its update, ``predict``,
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -13,7 +13,6 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from rltransformers.algorithms.decision import learning_rate_factor
 from rltransformers.backbone import Record
@@ -46,7 +45,7 @@ from rltransformers.policies.several_modes import ActionHeadName, ActionHeadOpti
 from rltransformers.policies.steps import Acting
 from rltransformers.training.actor import Actor
 from rltransformers.training.evaluation import EvaluationEpisode, EvaluationResult, result_of
-from rltransformers.training.interval_log import IntervalLog
+from rltransformers.training.interval_log import IntervalLog, ProgressBar
 from rltransformers.training.offline.data import (
     check_longest,
     data_parts,
@@ -283,23 +282,13 @@ class DecisionTransformer(OnlineLearner):
         total_timesteps = self.num_timesteps + gradient_steps
         if self._decay[1] != total_timesteps and self.settings.decay_steps is None:
             self._decay = self.num_timesteps, total_timesteps
-        callback = self._begin_callbacks(callback, tb_log_name)
+        bar = [ProgressBar(total_timesteps)] if progress_bar else []
+        callback = self._begin_callbacks(callback, tb_log_name, bar)
         callback.on_training_start(locals(), globals())
         sampler = self._with_advantages(sampler, progress_bar)
-        done = self.num_timesteps
-
-        def turns() -> Iterator[Turn]:
-            with tqdm(total=total_timesteps, initial=done, unit="update", disable=not progress_bar) as bar:
-                for step in range(done, total_timesteps):
-                    try:
-                        yield Turn(sampler, step / total_timesteps, step + 1 == total_timesteps)
-                    finally:  # behind an update, that too at which a callback ends the training
-                        if (newest := self.newest_validation) is not None:
-                            words = f"action loss {newest.action_loss:.4f} at {newest.step:,}"
-                            bar.set_postfix_str(words, refresh=False)
-                        bar.update()
-
-        return self._train(sampler, turns(), callback, log_interval)
+        steps = range(self.num_timesteps, total_timesteps)
+        turns = (Turn(sampler, step / total_timesteps, step + 1 == total_timesteps) for step in steps)
+        return self._train(sampler, turns, callback, log_interval)
 
     def _train(self, sampler: ContextSampler, turns: Iterable[Turn], callback: BaseCallback, log_interval: int) -> Self:
         """Do the updates; log means over ``log_interval`` of them, and let callbacks evaluate, save and stop."""

@@ -1,4 +1,4 @@
-"""Log of a run that counts updates, lines of means; and what all agents ask of callbacks."""
+"""Log of a run that counts updates, lines of means and a progress bar; and what all agents ask of callbacks."""
 
 import math
 import time
@@ -8,6 +8,7 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from rltransformers.core.errors import ConfigError, DataError
 
@@ -64,3 +65,24 @@ class IntervalLog:
         self._logger.dump(updates)
         self._interval.clear()
         self._first, self._started = updates, time.perf_counter()
+
+
+class ProgressBar(BaseCallback):
+    """A bar up to ``total`` updates, with the newest validation behind it (that of SB3 needs an environment)."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__()
+        self._total = total
+
+    def _on_training_start(self) -> None:
+        self._bar = tqdm(total=self._total, initial=self.num_timesteps, unit="update")
+
+    def _on_step(self) -> bool:
+        agent: Any = self.model
+        if (newest := agent.newest_validation) is not None:
+            self._bar.set_postfix_str(f"action loss {newest.action_loss:.4f} at {newest.step:,}", refresh=False)
+        self._bar.update()
+        return True
+
+    def _on_training_end(self) -> None:
+        self._bar.close()

@@ -233,8 +233,10 @@ class OfflineAgent(StoredDecisionTransformer):
 
     # Logger and callbacks
 
-    def _begin_callbacks(self, callback: MaybeCallback, tb_log_name: str) -> BaseCallback:
-        """Make the logger and the list of callbacks of one call of ``learn``."""
+    def _begin_callbacks(
+        self, callback: MaybeCallback, tb_log_name: str, behind: Iterable[BaseCallback] = ()
+    ) -> BaseCallback:
+        """Make the logger and the list of callbacks of one call of ``learn``, those ``behind`` the user's included."""
         check_callback(callback)
         if self._logger is None:
             self._logger = self._own_logger(tb_log_name)
@@ -245,7 +247,7 @@ class OfflineAgent(StoredDecisionTransformer):
                 "EvalCallback compares its environment with that of training, which there is none of; take "
                 "EvaluationCallback of rltransformers.training.offline.evaluation_callback"
             )
-        whole = CallbackList(parts)
+        whole = CallbackList([*parts, *behind])
         whole.init_callback(cast(BaseAlgorithm, self))  # it has what callbacks use of a BaseAlgorithm
         return whole
 
