@@ -4,7 +4,6 @@ A suite is a YAML in configs/suites/ (tasks x variants x seeds). Runs that stand
 on from their last checkpoint. docs/results/README.md explains the figures.
 """
 
-import argparse
 import os
 import re
 import shlex
@@ -31,25 +30,38 @@ CELL = ("-m", "rltransformers.zoo.cell")
 LOG_LINES = 15
 
 
-def reproduce(arguments: argparse.Namespace) -> int:
+def reproduce(
+    name: str,
+    *,
+    seeds: int | None = None,
+    only: Sequence[str] = (),
+    results: str | None = None,
+    runs: str | None = None,
+    behaviors: str | None = None,
+    trust: bool = False,
+    jobs: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    dry_run: bool = False,
+    report_only: bool = False,
+) -> int:
     """Run what is missing of a suite and write CSV, tables and pictures; the number of runs that failed.
 
-    ``arguments`` are the options of `rltransformers suite`.
+    ``jobs`` None is the cores of the engine. Arguments are the options of `rltransformers suite`.
 
     Raises:
         ConfigError, DataError, MissingExtraError: for a suite that cannot be meant, and for what its runs lack.
     """
-    suite = read_suite(arguments.suite, arguments.trust)
-    results, runs = folders(suite.name, arguments.results, arguments.runs)
-    work = Work(suite, results, runs, arguments.behaviors, arguments.trust)
+    suite = read_suite(name, trust)
+    work = Work(suite, *folders(suite.name, results, runs), behaviors, trust)
     failed = 0
-    if not arguments.report:
-        wanted = chosen(list(suite.cells(arguments.seeds)), arguments.only)
-        if arguments.dry_run:
+    if not report_only:
+        wanted = chosen(list(suite.cells(seeds)), only)
+        if dry_run:
             work.tell(wanted)
             return 0
-        with closing(engine_of(arguments.engine, arguments.address)) as processes:
-            failed = work.do(wanted, processes, arguments.jobs)
+        with closing(engine_of(engine, address)) as processes:
+            failed = work.do(wanted, processes, jobs)
     for path in report.write(suite, work.results):
         print(f"written  {shown(path)}")
     return failed

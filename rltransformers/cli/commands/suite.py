@@ -54,8 +54,10 @@ def run(arguments: argparse.Namespace) -> None:
         return
     from rltransformers.zoo.reproduce import reproduce
 
+    names = ("seeds", "only", "results", "runs", "behaviors", "trust", "jobs", "engine", "address", "dry_run")
+    options = {name: getattr(arguments, name) for name in names}
     try:
-        failed = reproduce(arguments)
+        failed = reproduce(arguments.suite, report_only=arguments.report, **options)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
         raise
