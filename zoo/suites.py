@@ -10,8 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass,
 from importlib import resources
 from inspect import signature
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -20,6 +19,7 @@ from rltransformers.cli.keywords import MEMORY_AGENTS
 from rltransformers.cli.trust import import_modules
 from rltransformers.cli.variants import folders_of, slug
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
+from rltransformers.core.ranges import check
 from rltransformers.core.yaml_text import parse_yaml
 from rltransformers.policies.steps import Acting
 from rltransformers.training.runs.experiment import ExperimentConfig
@@ -276,7 +276,7 @@ def read_suite(name: str, trust: bool = False) -> Suite:
             raise ConfigError(f"{path.name}: tasks.{key}: seeds must be at least 1, or a list without doubles")
         for variant, changes in suite.tasks[key].variants.items():
             own, place = changes.get("seeds", 1), f"{path.name}: tasks.{key}.variants.{variant}"
-            if not _is(own, int) or own < 1:
+            if type(own) is not int or own < 1:
                 raise ConfigError(f"{place}: seeds of a variant is how many of the task's seeds it runs, got {own!r}")
             if own > len(seeds):
                 raise ConfigError(f"{place}: {own} seeds, the task has {len(seeds)}")
@@ -400,7 +400,9 @@ def _check_targets(aim: Aim, asked: Sequence[float], place: str) -> None:
     """Raise for an aim at target returns that the runs are not evaluated with: before they train, not after."""
     missing = [target for target in (*aim.targets, aim.target) if target is not None and target not in asked]
     if missing:
-        raise ConfigError(f"{place}: an aim is about target return {missing[0]}; evaluation.target_returns are {asked}")
+        raise ConfigError(
+            f"{place}: an aim is about target return {missing[0]:g}; evaluation.target_returns are {asked}"
+        )
     if aim.score is not None and len(asked) < 2:
         raise ConfigError(f"{place}: an aim with score {aim.score} needs several target returns, got {asked}")
 
@@ -427,42 +429,23 @@ def _read(cls: type[Built], values: Any, place: str) -> Built:
     for part in parts:
         if part.default is MISSING and part.default_factory is MISSING and part.name not in values:
             raise ConfigError(f"{place}: {part.name} is missing")
-    read = {key: _value(value, hints[key], f"{place}: {key}") for key, value in values.items()}
+    read = {}
+    for key, value in values.items():
+        place_of_key = f"{place}: {key}"
+        read[key] = check(_built(value, hints[key], place_of_key), hints[key], place_of_key)
     try:
         return cls(**read)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from error
 
 
-def _value(value: Any, hint: Any, place: str) -> Any:
-    """``value`` if it is of the type ``hint``, with dataclasses built."""
+def _built(value: Any, hint: Any, place: str) -> Any:
+    """``value`` with the dataclasses built that ``hint`` names, also inside lists and mappings."""
     if is_dataclass(hint) and isinstance(hint, type):
         return _read(hint, value, place)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is dict and isinstance(value, Mapping):
-        wanted = arguments[1]
-        return {
-            str(key): _value({} if each is None and get_origin(wanted) is dict else each, wanted, f"{place}.{key}")
-            for key, each in value.items()
-        }
-    if origin is list and isinstance(value, list):
-        return [_value(each, arguments[0], f"{place}[{index}]") for index, each in enumerate(value)]
-    if origin is UnionType:
-        matching = [each for each in arguments if _is(value, get_origin(each) or each)]
-        if matching:
-            return _value(value, matching[0], place)
-    elif hint is Any or (origin is Literal and value in arguments) or (origin is None and _is(value, hint)):
-        return value
-    raise ConfigError(f"{place}: expected {_name(hint)}, got {value!r}")
-
-
-def _is(value: Any, kind: Any) -> bool:
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-
-
-def _name(hint: Any) -> str:
-    if isinstance(hint, type) and not get_args(hint):
-        return hint.__name__
-    return str(hint).replace("typing.", "").replace("NoneType", "nothing")
+    *_, wanted = get_args(hint) or (None,)
+    if get_origin(hint) is dict and isinstance(value, Mapping | None):
+        return {str(key): _built(each, wanted, f"{place}.{key}") for key, each in (value or {}).items()}
+    if get_origin(hint) is list and isinstance(value, list):
+        return [_built(each, wanted, f"{place}[{index}]") for index, each in enumerate(value)]
+    return value
