@@ -46,7 +46,7 @@ def test_the_zoo_trains_goes_on_and_plays(agent: str, environment: str, tmp_path
         line.replace("CartPole-v1_1/CartPole-v1", f"{place}_1/{place}")
         .replace("CartPole-v1 ", f"{environment} ")
         .replace("gtrxl_ppo", agent)
-        for line in text_of("sh").splitlines()
+        for line in text_of("sh").replace("\\\n", " ").splitlines()
     )
     run(f"{train} --eval-freq 64 --eval-episodes 2 --seed 1 --log-interval -2", tmp_path)
     assert (tmp_path / "logs" / agent / f"{place}_1" / "best_model.zip").is_file()
