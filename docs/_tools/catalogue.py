@@ -100,6 +100,8 @@ OF_AGENTS = {
     "environment.processes": ONLINE,
     "environment.normalize_observation": ONLINE,
     "environment.normalize_reward": ONLINE,
+    "environment.novelty_bonus": ONLINE,
+    "environment.novelty_steps": ONLINE,
     "train.total_timesteps": ONLINE,
     "train.gradient_steps": OFFLINE,
     "train.restart_every": RESTARTING,

@@ -30,6 +30,7 @@ from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.core.spaces import differing_spaces
 from rltransformers.core.world import current_sharing
 from rltransformers.data import load_trajectories
+from rltransformers.envs.novelty import NoveltyBonus
 from rltransformers.policies.steps import Acting
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.offline.episodes import open_environments
@@ -125,11 +126,17 @@ class OnlineRunAgent(RunAgent):
         environment = self._share() if training else config.environment
         self._environments = [make_environment(environment, seed, device=self._device)]
         env = self._environments[0]
+        settings = config.environment
+        if training and settings.novelty_bonus:
+            steps = None if settings.novelty_steps is None else max(settings.novelty_steps // settings.num_envs, 1)
+            env = NoveltyBonus(env, settings.novelty_bonus, steps)
         if config.agent in MEMORY_AGENTS:
             self.model = self._gtrxl(MEMORY_AGENTS[config.agent], env, checkpoint)
         else:
             self.model = self._baseline(env, checkpoint)
             seed_environments(env, branch_seeds(seed, "environment", env.num_envs))  # Stable-Baselines3: seed + i
+        if isinstance(env, NoveltyBonus):
+            env.taken = self.model.num_timesteps // settings.num_envs
         self._evaluation_env: VecEnv | None = None
         if training and config.evaluation.kwargs:
             self.evaluation_environment()  # what cannot work should not wait for the first evaluation

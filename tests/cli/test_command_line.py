@@ -148,6 +148,7 @@ OTHER_VALUES = {
     "environment.processes": True,
     "environment.normalize_observation": True,
     "environment.normalize_reward": True,
+    "environment.novelty_bonus": 0.1,
     "train.total_timesteps": 10,
     "train.gradient_steps": 10,
     "train.restart_every": 4,

@@ -23,7 +23,7 @@ from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize, is_vecenv_wrapped, unwrap_vec_wrapper
 
 from rltransformers.agents import load_agent
 from rltransformers.backbone import BackboneConfig
@@ -37,7 +37,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.core.signals import signals_to
 from rltransformers.data import load_trajectories
-from rltransformers.envs import DropIndices, make_vec_env
+from rltransformers.envs import DropIndices, NoveltyBonus, make_vec_env
 from rltransformers.envs.memory_rules import CueRecall
 from rltransformers.policies import steps
 from rltransformers.training.evaluation import read_results
@@ -653,6 +653,22 @@ def test_normalized_inputs_come_back_with_the_checkpoint(
     np.testing.assert_array_equal(ours.mean, theirs.mean)
     np.testing.assert_array_equal(ours.var, theirs.var)
     agent.close()
+
+
+def test_training_alone_pays_for_what_is_new(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "train", "online.yaml", "--environment.novelty_bonus", "0.25", "--environment.novelty_steps", "1000")
+    config = read_experiment("runs/online-seed0/config.yaml")
+    for training in (True, False):
+        agent = build_agent(config, Path("runs/online-seed0/last.zip"), training)
+        assert isinstance(agent, OnlineRunAgent)
+        env = agent.model.env
+        bonus = unwrap_vec_wrapper(env, NoveltyBonus) if env is not None else None
+        assert (bonus is not None) == training
+        if bonus is not None:  # it goes on where the checkpoint stands
+            count = config.environment.num_envs
+            assert (bonus.steps, bonus.taken) == (1000 // count, agent.model.num_timesteps // count)
+        assert not is_vecenv_wrapped(agent.evaluation_environment(), NoveltyBonus)
+        agent.close()
 
 
 class Signs(gym.ObservationWrapper[Any, Any, Any]):

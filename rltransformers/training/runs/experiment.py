@@ -17,6 +17,7 @@ from rltransformers.core.ranges import (
     Count,
     Environments,
     Episodes,
+    NonNegativeNumber,
     Processes,
     Seed,
     Steps,
@@ -65,6 +66,8 @@ class EnvironmentConfig:
         normalize_observation: running mean and deviation of observations (VecNormalize).
         normalize_reward: rewards divided by the running deviation of the return, in training only (VecNormalize);
             agents with algorithm.scale_rewards do so by themselves, and leave them alone where this is true.
+        novelty_bonus: reward for every observation that an episode has not had yet, in training only (NoveltyBonus).
+        novelty_steps: training steps over which it falls linearly to 0; null: it stays as it is.
     """
 
     id: str = ""
@@ -74,12 +77,16 @@ class EnvironmentConfig:
     processes: Processes = False
     normalize_observation: bool = False
     normalize_reward: bool = False
+    novelty_bonus: NonNegativeNumber = 0.0
+    novelty_steps: Count | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "environment.")
         given = [name for name, value in vars(self).items() if (value != 1 if name == "num_envs" else value)]
         if not self.id and given:
             raise ConfigError(f"environment.{given[0]} is set, and environment.id is missing")
+        if self.novelty_steps is not None and not self.novelty_bonus:
+            raise ConfigError("environment.novelty_steps is how long environment.novelty_bonus is paid: set that, too")
 
     @property
     def normalizes(self) -> bool:
@@ -303,10 +310,15 @@ class ExperimentConfig:
                 raise ConfigError(f"agent {self.agent} learns in its environment anyway: leave {section} out")
         if not self.environment.id:
             self._check_without_environment(offline)
-        elif offline and (self.environment.processes or self.environment.normalizes):
+        elif offline and (self.environment.processes or self.environment.normalizes or self.environment.novelty_bonus):
             raise ConfigError(
-                "agent decision_transformer only evaluates in its environment: leave out processes, "
+                "agent decision_transformer only evaluates in its environment: leave out processes, novelty_bonus, "
                 "normalize_observation and normalize_reward (algorithm.normalize_observations standardizes the data)"
+            )
+        if self.environment.novelty_bonus and self.policy.get("previous_reward"):
+            raise ConfigError(
+                "policy.previous_reward would show the policy environment.novelty_bonus, which is paid in training "
+                "only: leave one of the two out"
             )
         if not offline and self.evaluation.target_returns:
             raise ConfigError("evaluation.target_returns are for agent decision_transformer")

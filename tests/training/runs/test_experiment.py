@@ -130,11 +130,20 @@ def test_a_dataset_may_be_just_its_id(offline: Path) -> None:
         (("train.gradient_steps", "5"), "takes train.total_timesteps, got total_timesteps, gradient_steps"),
         (("agent", "decision_transformer"), "agent decision_transformer takes train.gradient_steps"),
         (("agent", "recurrent_ppo"), "LSTM instead of a backbone"),
+        (("environment.novelty_bonus", "-1"), r"^environment\.novelty_bonus must be a finite number in .*, got -1"),
+        (("environment.novelty_steps", "9"), "how long environment.novelty_bonus is paid: set that, too"),
     ],
 )
 def test_bad_online_values_are_refused(online: Path, override: tuple[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_experiment(online, [override])
+
+
+def test_a_policy_that_sees_rewards_sees_no_bonus(online: Path) -> None:
+    bonus = ("environment.novelty_bonus", "0.1")
+    read_experiment(online, [bonus])
+    with pytest.raises(ConfigError, match="paid in training only: leave one of the two out"):
+        read_experiment(online, [bonus, ("policy.previous_reward", "true")])
 
 
 @pytest.mark.parametrize(

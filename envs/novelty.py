@@ -1,0 +1,85 @@
+"""A reward for what an episode has not shown yet, in training only. N: environments."""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import Count, PositiveNumber, strict
+from rltransformers.envs.tensors import TensorVecEnv
+
+
+class NoveltyBonus(VecEnvWrapper):
+    """Adds ``bonus`` to the reward of a step whose observation its episode has not had before.
+
+    The count-based bonus within an episode (Henaff et al. 2022, arXiv 2210.05805, section 3): for tasks in which
+    something has to be looked at before it is of use. A policy with memory knows what it has seen, so it can tell what
+    is new. Put it around the environment of training and not around that of evaluation; a ``VecMonitor`` inside it
+    (``make_vec_env`` adds one) counts returns without it. Two observations are the same if all their numbers are, which
+    suits grids, symbols and classes: where numbers hardly repeat, the bonus is a reward for going on.
+
+    Args:
+        venv: environments of numpy arrays.
+        bonus: in units of the reward.
+        steps: of each environment, over which the bonus falls linearly to 0; None: it stays as it is.
+
+    Attributes:
+        taken: steps that each environment has taken; set it where a run goes on without a saved state.
+
+    Raises:
+        ConfigError: for environments in tensors, and a bonus that is not positive.
+    """
+
+    @strict
+    def __init__(self, venv: VecEnv, bonus: PositiveNumber, steps: Count | None = None) -> None:
+        if isinstance(venv.unwrapped, TensorVecEnv):
+            raise ConfigError("a novelty bonus compares numpy arrays; leave it out, or 'processes: tensors'")
+        super().__init__(venv)
+        self.bonus, self.steps, self.taken = bonus, steps, 0
+        self._seen: list[set[int]] = [set() for _ in range(self.num_envs)]
+
+    def reset(self) -> VecEnvObs:
+        observations = self.venv.reset()
+        self._seen = [{digest} for digest in _digests(observations)]
+        return observations
+
+    def step_wait(self) -> VecEnvStepReturn:
+        observations, rewards, dones, infos = self.venv.step_wait()
+        digests = _digests(observations)
+        new = np.zeros(self.num_envs, bool)
+        for index, done in enumerate(dones):
+            seen, reached = self._seen[index], digests[index]
+            if done:  # then the newest observation is the first one of the next episode
+                reached = _digest(_leaves(infos[index]["terminal_observation"]), _leaves(observations))
+                self._seen[index] = set()
+            new[index] = reached not in seen
+            self._seen[index].add(digests[index])
+        share = 1.0 if self.steps is None else max(1.0 - self.taken / self.steps, 0.0)
+        self.taken += 1
+        return observations, (rewards + self.bonus * share * new).astype(rewards.dtype), dones, infos
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"taken": self.taken, "seen": [np.array(sorted(seen), np.int64) for seen in self._seen]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.taken = state["taken"]
+        self._seen = [set(seen.tolist()) for seen in state["seen"]]
+
+
+def _digests(observations: VecEnvObs) -> list[int]:
+    leaves = _leaves(observations)
+    return [_digest([leaf[index] for leaf in leaves], leaves) for index in range(len(leaves[0]))]
+
+
+def _leaves(observation: Any) -> list[Any]:
+    return [observation[key] for key in sorted(observation)] if isinstance(observation, Mapping) else [observation]
+
+
+def _digest(leaves: Sequence[Any], like: Sequence[np.ndarray]) -> int:
+    """64 bits of one observation; its leaves may still have another type than those of many."""
+    data = b"".join(np.asarray(leaf, kind.dtype).tobytes() for leaf, kind in zip(leaves, like, strict=True))
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True)
