@@ -12,6 +12,7 @@ _WORDS = {
     "environment.processes": "vec_env vec_env_cls vec_env_type async asynchronous",
     "environment.normalize_observation": "normalize norm_obs normalize_obs vec_normalize",
     "environment.normalize_reward": "normalize norm_reward normalize_rewards vec_normalize",
+    "environment.novelty_bonus": "intrinsic_reward exploration_bonus count_bonus curiosity",
     "train.total_timesteps": "steps timesteps total_steps n_timesteps max_timesteps max_steps num_timesteps",
     "train.gradient_steps": "steps timesteps max_steps max_iters train_steps n_updates num_updates updates",
     "dataset.id": "data dataset_id dataset_name dataset_path",

@@ -44,7 +44,8 @@ compare` at the end. The same command goes on with runs that were stopped and sk
 Settings (`rltransformers settings` explains each, `rltransformers settings algorithm` those that begin so):
   agent, seed, output     which agent, the seed of everything, the folder for run folders
   imports                 modules that register mechanisms of your own
-  environment.*           id, num_envs, kwargs, wrappers, processes, normalize_observation, normalize_reward
+  environment.*           id, num_envs, kwargs, wrappers, processes, normalize_observation, normalize_reward,
+                          novelty_bonus, novelty_steps
   dataset.*               id, time_limit, split_on_discontinuity, cache, observation_space, action_space,
                           observation_leaves and columns, or collect.episodes and
                           collect.behaviors (decision_transformer)
