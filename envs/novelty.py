@@ -1,6 +1,6 @@
 """A reward for what an episode has not shown yet, in training only. N: environments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, PositiveNumber, strict
+from rltransformers.core.spaces import leaf_values
 from rltransformers.envs.tensors import TensorVecEnv
 
 
@@ -28,7 +29,7 @@ class NoveltyBonus(VecEnvWrapper):
         steps: of each environment, over which the bonus falls linearly to 0; None: it stays as it is.
 
     Attributes:
-        taken: steps that each environment has taken; set it where a run goes on without a saved state.
+        steps_done: of each environment; set it where a run goes on without a saved state.
 
     Raises:
         ConfigError: for environments in tensors, and a bonus that is not positive.
@@ -39,47 +40,43 @@ class NoveltyBonus(VecEnvWrapper):
         if isinstance(venv.unwrapped, TensorVecEnv):
             raise ConfigError("a novelty bonus compares numpy arrays; leave it out, or 'processes: tensors'")
         super().__init__(venv)
-        self.bonus, self.steps, self.taken = bonus, steps, 0
+        self.bonus, self.steps, self.steps_done = bonus, steps, 0
         self._seen: list[set[int]] = [set() for _ in range(self.num_envs)]
 
     def reset(self) -> VecEnvObs:
         observations = self.venv.reset()
-        self._seen = [{digest} for digest in _digests(observations)]
+        self._seen = [{_digest(leaves)} for leaves in self._rows(observations)]
         return observations
 
     def step_wait(self) -> VecEnvStepReturn:
         observations, rewards, dones, infos = self.venv.step_wait()
-        digests = _digests(observations)
         new = np.zeros(self.num_envs, bool)
-        for index, done in enumerate(dones):
-            seen, reached = self._seen[index], digests[index]
-            if done:  # then the newest observation is the first one of the next episode
-                reached = _digest(_leaves(infos[index]["terminal_observation"]), _leaves(observations))
+        for index, leaves in enumerate(self._rows(observations)):
+            seen, newest = self._seen[index], _digest(leaves)
+            digest = newest
+            if dones[index]:  # the observation is the first one of the next episode
+                last = leaf_values(self.observation_space, infos[index]["terminal_observation"]).values()
+                newest = _digest([np.asarray(a, b.dtype) for a, b in zip(last, leaves, strict=True)])
                 self._seen[index] = set()
-            new[index] = reached not in seen
-            self._seen[index].add(digests[index])
-        share = 1.0 if self.steps is None else max(1.0 - self.taken / self.steps, 0.0)
-        self.taken += 1
+            new[index] = newest not in seen
+            self._seen[index].add(digest)
+        share = 1.0 if self.steps is None else max(1.0 - self.steps_done / self.steps, 0.0)
+        self.steps_done += 1
         return observations, (rewards + self.bonus * share * new).astype(rewards.dtype), dones, infos
 
+    def _rows(self, observations: VecEnvObs) -> Iterator[tuple[np.ndarray, ...]]:
+        """The leaves of the observation of each environment."""
+        return zip(*leaf_values(self.observation_space, observations).values(), strict=True)
+
     def state_dict(self) -> dict[str, Any]:
-        return {"taken": self.taken, "seen": [np.array(sorted(seen), np.int64) for seen in self._seen]}
+        return {"steps_done": self.steps_done, "seen": [np.array(sorted(seen), np.int64) for seen in self._seen]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.taken = state["taken"]
+        self.steps_done = state["steps_done"]
         self._seen = [set(seen.tolist()) for seen in state["seen"]]
 
 
-def _digests(observations: VecEnvObs) -> list[int]:
-    leaves = _leaves(observations)
-    return [_digest([leaf[index] for leaf in leaves], leaves) for index in range(len(leaves[0]))]
-
-
-def _leaves(observation: Any) -> list[Any]:
-    return [observation[key] for key in sorted(observation)] if isinstance(observation, Mapping) else [observation]
-
-
-def _digest(leaves: Sequence[Any], like: Sequence[np.ndarray]) -> int:
-    """64 bits of one observation; its leaves may still have another type than those of many."""
-    data = b"".join(np.asarray(leaf, kind.dtype).tobytes() for leaf, kind in zip(leaves, like, strict=True))
+def _digest(leaves: Sequence[np.ndarray]) -> int:
+    """64 bits of one observation."""
+    data = b"".join(leaf.tobytes() for leaf in leaves)
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True)

@@ -432,20 +432,24 @@ def _read(cls: type[Built], values: Any, place: str) -> Built:
     read = {}
     for key, value in values.items():
         place_of_key = f"{place}: {key}"
-        read[key] = check(_built(value, hints[key], place_of_key), hints[key], place_of_key)
+        read[key] = check(_build(value, hints[key], place_of_key), hints[key], place_of_key)
     try:
         return cls(**read)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from error
 
 
-def _built(value: Any, hint: Any, place: str) -> Any:
-    """``value`` with the dataclasses built that ``hint`` names, also inside lists and mappings."""
+def _build(value: Any, hint: Any, place: str) -> Any:
+    """``value`` with the dataclasses made that ``hint`` names, also inside lists and mappings."""
     if is_dataclass(hint) and isinstance(hint, type):
         return _read(hint, value, place)
-    *_, wanted = get_args(hint) or (None,)
-    if get_origin(hint) is dict and isinstance(value, Mapping | None):
-        return {str(key): _built(each, wanted, f"{place}.{key}") for key, each in (value or {}).items()}
-    if get_origin(hint) is list and isinstance(value, list):
-        return [_built(each, wanted, f"{place}[{index}]") for index, each in enumerate(value)]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is dict and isinstance(value, Mapping):
+        wanted = arguments[1]
+        return {
+            str(key): _build({} if each is None and get_origin(wanted) is dict else each, wanted, f"{place}.{key}")
+            for key, each in value.items()
+        }
+    if origin is list and isinstance(value, list):
+        return [_build(each, arguments[0], f"{place}[{index}]") for index, each in enumerate(value)]
     return value

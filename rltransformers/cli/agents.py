@@ -136,7 +136,7 @@ class OnlineRunAgent(RunAgent):
             self.model = self._baseline(env, checkpoint)
             seed_environments(env, branch_seeds(seed, "environment", env.num_envs))  # Stable-Baselines3: seed + i
         if isinstance(env, NoveltyBonus):
-            env.taken = self.model.num_timesteps // settings.num_envs
+            env.steps_done = self.model.num_timesteps // settings.num_envs
         self._evaluation_env: VecEnv | None = None
         if training and config.evaluation.kwargs:
             self.evaluation_environment()  # what cannot work should not wait for the first evaluation

@@ -666,7 +666,7 @@ def test_training_alone_pays_for_what_is_new(work: Path, capsys: pytest.CaptureF
         assert (bonus is not None) == training
         if bonus is not None:  # it goes on where the checkpoint stands
             count = config.environment.num_envs
-            assert (bonus.steps, bonus.taken) == (1000 // count, agent.model.num_timesteps // count)
+            assert (bonus.steps, bonus.steps_done) == (1000 // count, agent.model.num_timesteps // count)
         assert not is_vecenv_wrapped(agent.evaluation_environment(), NoveltyBonus)
         agent.close()
 
