@@ -10,9 +10,7 @@ from torch import Tensor
 from rltransformers.functional.call import Tokens
 from rltransformers.functional.chunks import in_chunks
 from rltransformers.functional.delta import corrected_sums
-from rltransformers.functional.recurrences import carry
-
-CHUNK = 32  # forward and backward take the same time with 16 and 64; more tokens are padding, fewer more states
+from rltransformers.functional.recurrences import CHUNK, carry
 
 
 def channel_sums(
