@@ -161,15 +161,15 @@ class GTrXLQPolicy(ReplayPolicy):
 
     def evaluate_window(self, window: Window, target: bool = False) -> QEvaluation:
         """Values of allowed actions behind the context; the gradient flows through these steps alone."""
-        network: list[Any] = [self.target[name] if target else getattr(self, name) for name in self.target_parts]
-        part, hidden, head = network
-        record = Record() if part.backbone.aux_weights and not target else None
-        q = head(hidden(self.features(window, part, record)))
+        parts: Any = self.target if target else dict(self.named_children())
+        actor = parts["actor"]
+        record = Record() if actor.backbone.aux_weights and not target else None
+        q = parts["action_head"](parts["action_hidden"](self.features(window, actor, record)))
         if self.masks:
             q = self.action_head.masked(q, window.observations[ACTION_MASK][:, window.context :])
         now = QEvaluation(q, record=record)
         if record is not None:
-            now.add_losses(part.backbone, record)
+            now.add_losses(actor.backbone, record)
         return now
 
     def classes(self, window: Window) -> Tensor:

@@ -91,7 +91,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         policy.set_training_mode(False)
         buffer.reset(policy.without_cache(carry.acting))
         callback.on_rollout_start()
-        if self._guard.moves != self._moves:
+        if self._moved:
             self._reset_environments()
         carry.before = carry.segment if self.memory_refresh == "epoch" else None
         carry.segment = None  # until this one is whole: what follows a rollout that was given up follows no segment
@@ -111,7 +111,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             if not going_on and self.sharing.is_single:
                 return self._give_up()
             self._update_info_buffer(infos, dones)
-            if self._guard.moves != self._moves:  # by the callback: these episodes end here, as cut by a limit
+            if self._moved:  # by the callback: these episodes end here, as cut by a limit
                 infos, dones = _cut(infos, dones, new_obs), np.ones_like(dones)
                 new_obs = self._reset_environments()
             buffer.add(leaves, actions, rewards, episode_starts, dones, values, log_probs, counts)
