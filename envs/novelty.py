@@ -52,14 +52,14 @@ class NoveltyBonus(VecEnvWrapper):
         observations, rewards, dones, infos = self.venv.step_wait()
         new = np.zeros(self.num_envs, bool)
         for index, leaves in enumerate(self._rows(observations)):
-            seen, newest = self._seen[index], _digest(leaves)
-            digest = newest
-            if dones[index]:  # the observation is the first one of the next episode
+            seen, shown = self._seen[index], _digest(leaves)
+            reached = shown
+            if dones[index]:  # then what is shown is the first observation of the next episode
                 last = leaf_values(self.observation_space, infos[index]["terminal_observation"]).values()
-                newest = _digest([np.asarray(a, b.dtype) for a, b in zip(last, leaves, strict=True)])
+                reached = _digest([np.asarray(a, b.dtype) for a, b in zip(last, leaves, strict=True)])
                 self._seen[index] = set()
-            new[index] = newest not in seen
-            self._seen[index].add(digest)
+            new[index] = reached not in seen
+            self._seen[index].add(shown)
         share = 1.0 if self.steps is None else max(1.0 - self.steps_done / self.steps, 0.0)
         self.steps_done += 1
         return observations, (rewards + self.bonus * share * new).astype(rewards.dtype), dones, infos
