@@ -209,7 +209,7 @@ def decision_loss(
     features, predicted = policy.read(
         batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid, record
     )
-    recorded = Recorded.of(policy, batch)
+    recorded = RecordedActions.of(policy, batch)
     outputs = policy.masked(policy.outputs(features, batch.episode), recorded.masks)
     balanced = policy.head.balance(outputs)
     loss = sharing.mean(step_losses(policy.head, balanced, recorded.actions, noise, recorded.counts), batch.valid)
@@ -238,7 +238,7 @@ def decision_loss(
     return loss, metrics | {f"train/{name}_loss": value.detach() for name, value in losses.items()}
 
 
-class Recorded(NamedTuple):
+class RecordedActions(NamedTuple):
     """What a policy learns to predict at every step of a batch."""
 
     actions: dict[str, Tensor]  # by path [B, K, leaf shape], of chunks [B, K, k, leaf shape]; legal ones in padding
@@ -246,14 +246,16 @@ class Recorded(NamedTuple):
     masks: Mapping[str, Tensor]  # holds the leaf ``action_mask`` of these actions, where there is one
 
     @classmethod
-    def of(cls, policy: DecisionPolicy, batch: ContextBatch) -> "Recorded":
+    def of(cls, policy: DecisionPolicy, batch: ContextBatch) -> "RecordedActions":
         chunks, spaces = batch.chunks, policy.head.spaces
         if chunks is None:
             return cls(blank_invalid(spaces, batch.actions, batch.valid), None, batch.observations)
         return cls(blank_invalid(spaces, chunks.actions, batch.valid), chunks.counts, chunks.masks)
 
 
-def deep_targets(policy: DecisionPolicy, batch: ContextBatch, recorded: Recorded, noise: Tensor | None) -> Targets:
+def deep_targets(
+    policy: DecisionPolicy, batch: ContextBatch, recorded: RecordedActions, noise: Tensor | None
+) -> Targets:
     """Predictions of features behind inner layers: the recorded actions, as the policy does, and those after them."""
     head, later_net, later = policy.head, policy.later_net, shifted(recorded.actions)
     asked = policy.scaled(torch.where(batch.valid, batch.return_to_go, 0.0))

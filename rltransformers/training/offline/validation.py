@@ -19,7 +19,7 @@ from rltransformers.data import ContextSampler
 from rltransformers.policies.action_leaves import ActionLeaf, BinaryAction, BoxAction, CategoricalAction, NormalAction
 from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.several_modes import MixtureAction
-from rltransformers.training.offline.loss import Recorded
+from rltransformers.training.offline.loss import RecordedActions
 from rltransformers.training.offline.one_step import OneStep, decode
 
 INTERVALS = 50, 90
@@ -219,7 +219,7 @@ def validate(
     for part in torch.arange(len(windows), device="cpu").split(batch_size):
         batch, rows = sampler.window(windows[part]).to(device), wanted[part].to(device)
         inputs = batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid
-        recorded = Recorded.of(policy, batch)
+        recorded = RecordedActions.of(policy, batch)
         outputs = policy.masked(policy.outputs(policy.read(*inputs)[0], None), recorded.masks)
         noise = torch.rand(*batch.valid.shape, head.loss_draws, generator=generator).to(device)
         losses = step_losses(head, outputs, recorded.actions, noise, recorded.counts)
