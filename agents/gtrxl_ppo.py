@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 from annotated_types import Ge, Le
 from gymnasium import spaces
+from stable_baselines3.common.utils import update_learning_rate
 
-from rltransformers.algorithms.ppo import PPOLoss, PPOWeights, ppo_loss, standard_scores
+from rltransformers.algorithms.ppo import PPOLoss, PPOWeights, next_rate_share, ppo_loss, standard_scores
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import (
     Count,
@@ -25,6 +26,7 @@ from rltransformers.core.ranges import (
     UnitInterval,
     Weight,
     WholeNumber,
+    check,
     strict,
 )
 from rltransformers.core.spaces import leaf_spaces
@@ -71,7 +73,8 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             1809.04474); the step of its running statistics per minibatch. None: it learns in units of the reward.
         scale_rewards: divide rewards by the running deviation of the discounted return, as ``VecNormalize`` does; the
             statistics are part of the agent. Left to ``VecNormalize`` where that has ``norm_reward=True``.
-        target_kl: stop an update when the approximate divergence exceeds 1.5 times this; None to never stop.
+        target_kl: stop an update when the approximate divergence exceeds 1.5 times this, and take smaller steps while
+            updates stop early; None for neither.
         gradient_window: steps through which gradient flows inside a segment; None for the whole segment.
         memory_refresh: what happens to memory written by older weights. ``"never"``: it stays as it was written.
             ``"update"``: after every update the rollout is encoded again with the new weights, from the memory it
@@ -169,6 +172,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             least_advantage_std = 0.1 if normalize_advantage else 0.0
         self.least_advantage_std = least_advantage_std
         self.target_kl = target_kl
+        self._rate_share = 1.0  # of the learning rate; less while updates stop early
         if _init_setup_model:
             self._setup_model()
 
@@ -222,6 +226,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             self._n_updates += 1
             if stops:
                 break
+        self._rate_share = next_rate_share(self._rate_share, epoch / self.n_epochs if stops else 1.0)
         update.maintain(policy, sharing)
         with torch.no_grad():
             memory, age = update.renew_memory(policy, segment, carry.acting, self.memory_refresh, self._watched_rows())
@@ -231,6 +236,18 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         logger.record("memory/staleness", age)
         sharing.log_traffic(logger.record)
         self._log_update(recorded, losses, weights)
+
+    def _update_learning_rate(self, optimizers: Any) -> None:
+        """As in Stable-Baselines3, of which ``_rate_share`` is taken."""
+        rate = self._rate_share * self.lr_schedule(self._current_progress_remaining)
+        update_learning_rate(optimizers, rate)
+        self.logger.record("train/learning_rate", rate)
+
+    def _own_tensors(self) -> dict[str, Any]:
+        return {"rate_share": self._rate_share}
+
+    def _restore_own(self, tensors: Mapping[str, Any], n_envs: int) -> None:
+        self._rate_share = check(tensors.get("rate_share", 1.0), Fraction, "rate_share")  # 1 in older files
 
     def _log_update(self, recorded: Recorded, losses: list[PPOLoss], weights: PPOWeights) -> None:
         """Record means over the minibatches of an update, in the names of Stable-Baselines3."""

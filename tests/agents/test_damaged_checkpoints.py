@@ -110,6 +110,7 @@ WRONG: dict[str, list[tuple[str, Any, str]]] = {
         ("tensors/acting/previous_reward", torch.zeros(3, 2), "acting.previous_reward is (3, 2)"),
         ("tensors/acting/actor/position", GONE, "acting.actor lacks position"),
         ("tensors/acting", GONE, "lacks 'acting'"),
+        ("tensors/rate_share", 1.5, "rate_share must be"),
     ],
     "GTrXLVMPO": [
         ("settings/eps_eta", 0, "settings.eps_eta must be"),

@@ -75,7 +75,7 @@ def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
     assert resumed.num_timesteps == 2 * STEPS and replay_of(resumed).size() == replay_of(stopped).size() > 100
     resumed.learn(2 * STEPS, reset_num_timesteps=False, log_interval=5)
     assert resumed.num_timesteps == straight.num_timesteps == 4 * STEPS
-    assert_equal(everything(resumed), everything(straight))  # type: ignore[arg-type]
+    assert_equal(everything(resumed), everything(straight))
     assert_equal(logged(stopped) + logged(resumed), logged(straight))
     assert len(logged(straight)) > 3
 
@@ -87,7 +87,7 @@ def test_environments_that_tell_where_they_stand_resume_in_a_new_process(tmp_pat
         half.learn(4 * STEPS, callback=SaveAndStop(2 * STEPS, tmp_path / "half"))
     resumed = GTrXLDQN.load(tmp_path / "half", env=cues(), device="cpu", force_reset=None)
     resumed.learn(2 * STEPS, reset_num_timesteps=False)
-    assert_equal(everything(resumed), everything(straight))  # type: ignore[arg-type]
+    assert_equal(everything(resumed), everything(straight))
 
 
 def test_a_run_that_begins_new_episodes_keeps_its_replay(tmp_path: Path) -> None:
@@ -203,13 +203,13 @@ def test_an_environment_that_is_set_after_loading_is_normalized_as_one_given_to_
     expected = GTrXLDQN.load(tmp_path / "model", env=strolls(), device="cpu", force_reset=force_reset)
     loaded = GTrXLDQN.load(tmp_path / "again", device="cpu", force_reset=force_reset)
     loaded.set_env(strolls(), force_reset=force_reset)
-    assert_equal(everything(loaded), everything(expected))  # type: ignore[arg-type]
+    assert_equal(everything(loaded), everything(expected))
     for model in (loaded, expected):
         assert model.env is not None
         model.env.seed(0)
         model.env.unwrapped.reset()  # VecNormalize has seen nothing: what goes on begins with the stored observation
         assert model.actor().normalizes and model.learn(STEPS, reset_num_timesteps=False)._n_updates > 0
-    assert_equal(everything(loaded), everything(expected))  # type: ignore[arg-type]
+    assert_equal(everything(loaded), everything(expected))
 
 
 @pytest.mark.parametrize("change", ["environments", "buffer_size"])

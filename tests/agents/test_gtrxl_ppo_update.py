@@ -303,6 +303,24 @@ def test_an_update_ends_before_the_minibatch_that_is_too_far_away(case: tuple[GT
     assert len(seen.norms) == (3 if isinstance(model.action_space, spaces.Box) else 2)
 
 
+def test_updates_after_one_that_ended_early_take_smaller_steps() -> None:
+    model = agent(choices(), {"backbone": TINY}, learning_rate=0.01, target_kl=1e-9, n_epochs=10)
+
+    def rate() -> float:
+        """Of the update that is made now, as the optimizer has it and as it is logged."""
+        rollout(model)
+        model.train()
+        (group,) = model.policy.optimizer.param_groups
+        assert model.logger.name_to_value["train/learning_rate"] == group["lr"]
+        return float(group["lr"])
+
+    assert rate() == 0.01
+    assert rate() == pytest.approx(0.01 / 1.5)
+    model.target_kl = 1e9
+    assert [rate() for _ in range(5)] == pytest.approx([0.01 / 1.5**2 * 1.2**n for n in range(5)])
+    assert rate() == 0.01
+
+
 def test_the_bounds_hold_for_the_spans_of_a_critic_of_its_own() -> None:
     model = agent(walks(), {"backbone": ADAPTIVE, "shared_backbone": False}, learning_rate=0.05)
     spans = {name: value for name, value in model.policy.named_parameters() if name.endswith("span.fraction")}

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from rltransformers.algorithms.ppo import (
+    LEAST_SHARE,
     PPOLoss,
     PPOWeights,
     clipped_surrogate,
     deviation_over,
     explained_variance,
+    next_rate_share,
     ppo_loss,
     standard_scores,
     value_error,
@@ -133,3 +135,22 @@ def test_explained_variance_is_one_for_a_perfect_prediction_and_zero_for_a_const
     assert explained_variance(target, target, counts) == pytest.approx(1.0)
     assert explained_variance(torch.zeros(3, 4), target, counts) == pytest.approx(0.0, abs=1e-6)
     assert math.isnan(explained_variance(target, torch.ones(3, 4), counts))
+
+
+@pytest.mark.parametrize(
+    ("share", "part", "following"),
+    [
+        (1.0, 0.0, 2 / 3),  # at once
+        (1.0, 0.1, 2 / 3),
+        (0.5, 0.2, 0.5),  # neither early nor late
+        (0.5, 0.4, 0.5),
+        (0.5, 0.5, 0.6),
+        (0.5, 1.0, 0.6),  # never
+        (0.9, 1.0, 1.0),
+        (0.012, 0.0, LEAST_SHARE),
+    ],
+)
+def test_the_rate_gives_way_to_updates_that_end_early_and_comes_back(
+    share: float, part: float, following: float
+) -> None:
+    assert next_rate_share(share, part) == pytest.approx(following)
