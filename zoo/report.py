@@ -120,7 +120,8 @@ def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     yield from table_head(["task", *variants, *published])
     table = list(means.values())
     common = [all(variant in task.variants for task in suite.tasks.values()) for variant in variants]
-    run = [column for column, each in enumerate(common) if each and any(cells[column] is not None for cells in table)]
+    of_half = [2 * sum(cells[column] is not None for cells in table) >= len(table) for column in range(len(variants))]
+    run = [column for column, each in enumerate(common) if each and of_half[column]]
     cited = [len(variants) + column for column in range(len(published))]
     pair = [column for column in run if variants[column] in (first.method, first.compared_with)]
     if suite.text.overview_means:

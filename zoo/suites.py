@@ -172,7 +172,8 @@ class SuiteText:
         overview: one of these, or score, of which the page begins with a table: a line per task, a column per variant;
             or ``map``, a table and a picture of scores with a line per variant, a column per task and per environment
             of its ``transfers``, and columns for what is carried from step to step and the time of a step.
-        overview_means: whether means over tasks end the table: not where their returns share no scale.
+        overview_means: whether means over tasks begin the table, of variants with rows for half of the tasks: not where
+            their returns share no scale.
         overview_note: a sentence under that.
     """
 

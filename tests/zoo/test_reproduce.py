@@ -608,7 +608,10 @@ def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants
     path = write({"metrics": ["curve_max"], "overview": "curve_max", "overview_means": False, "tasks": wider})
     assert "mean of" not in report.page(read_suite(str(path)), rows)
     path = write({"metrics": ["curve_max"], "overview": "curve_max", "tasks": wider})
-    text = report.page(read_suite(str(path)), [*rows, replace(rows[0], variant="third")])
+    begun = [*rows, replace(rows[0], variant="third")]  # of fewer than half of the tasks, and no part of means yet
+    text = report.page(read_suite(str(path)), begun)
+    assert "|---|\n| mean of 2 tasks | 0.375 | 0.312 | - |\n| Cue a | 0.5 | 0.5 | 0.75 |\n" in text
+    text = report.page(read_suite(str(path)), [*begun, replace(begun[-1], task="b")])
     assert "| mean of 2 tasks | 0.375 | 0.312 | - |\n| mean of 1 task | 0.5 | 0.5 | 0.75 |\n" in text
     single = tasks | {"a": wider["a"]}  # a variant of one task leaves the means as they are
     path = write({"metrics": ["curve_max"], "overview": "curve_max", "tasks": single})
