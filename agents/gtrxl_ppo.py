@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar
 import torch
 from annotated_types import Ge, Le
 from gymnasium import spaces
-from stable_baselines3.common.utils import update_learning_rate
 
 from rltransformers.algorithms.ppo import PPOLoss, PPOWeights, next_rate_share, ppo_loss, standard_scores
 from rltransformers.core.errors import ConfigError
@@ -239,9 +238,10 @@ class GTrXLPPO(OnPolicyMemoryAgent):
 
     def _update_learning_rate(self, optimizers: Any) -> None:
         """As in Stable-Baselines3, of which ``_rate_share`` is taken."""
-        rate = self._rate_share * self.lr_schedule(self._current_progress_remaining)
-        update_learning_rate(optimizers, rate)
-        self.logger.record("train/learning_rate", rate)
+        super()._update_learning_rate(optimizers)
+        for group in self.policy.optimizer.param_groups:
+            group["lr"] *= self._rate_share
+        self.logger.record("train/learning_rate", self.policy.optimizer.param_groups[0]["lr"])
 
     def _own_tensors(self) -> dict[str, Any]:
         return {"rate_share": self._rate_share}
