@@ -100,8 +100,8 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
 
 def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     """Mean over seeds of one metric: a column per variant and per published figure, the means over the tasks that the
-    method and its baseline have, that all variants with runs have, but those of single tasks, and that the published
-    figures have too, and a line per task with runs.
+    method and its baseline have, that all variants with runs of half of the tasks have, but those of single tasks, and
+    that the published figures have too, and a line per task with runs.
     """
     variants = list(dict.fromkeys(variant for task in suite.tasks.values() for variant in task.variants))
     published = list(dict.fromkeys(name for task in suite.tasks.values() for name in task.published))

@@ -31,7 +31,7 @@ STEPS = 64
 
 def agent(kind: type[Any], **policy: Any) -> Any:
     env = make_vec_env("rltransformers/CueRecall-v0", 2, seed=0, env_kwargs={"delay": 3})
-    (name,), line = kind.policy_aliases, {"start": 1e-2, "end": 0.0}
+    (name,), line = kind.policy_aliases, {"start": 1e-2, "end": 1e-3}
     return kind(name, env, learning_rate=line, seed=0, device="cpu", policy_kwargs=MUON | policy, **AGENTS[kind])
 
 
