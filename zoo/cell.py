@@ -6,7 +6,6 @@ Beside the run folder lie NAME.log, NAME.clock (seconds so far) and NAME.lock; t
 
 import csv
 import json
-import math
 import os
 import shutil
 import sys
@@ -207,16 +206,21 @@ def check_ratios(path: Path) -> None:
 
 
 def logged_metrics(path: Path, names: Sequence[str]) -> dict[str, float]:
-    """Last logged value of each metric, of ``training_max`` the highest; those that a run does not log are left out."""
+    """Last logged value of each metric; those that a run does not log are left out.
+
+    ``training_max`` is the highest return behind the first tenth of the run, whose means are of few episodes, those
+    that ended early first.
+    """
     wanted = [name for name in names if name not in COLUMNS]
     if not wanted or not path.is_file():
         return {}
-    found: dict[str, float] = {}
     with path.open(newline="") as file:
-        for line in csv.DictReader(file):
-            found |= {name: float(line[name]) for name in wanted if line.get(name)}
-            if TRAINING_MAX in wanted and (value := line.get(TRAINING_RETURN)):
-                found[TRAINING_MAX] = max(float(value), found.get(TRAINING_MAX, -math.inf))
+        lines = list(csv.DictReader(file))
+    found = {name: float(line[name]) for line in lines for name in wanted if line.get(name)}
+    if TRAINING_MAX in wanted:
+        settled = [line for line in lines if 10 * int(line["step"]) >= int(lines[-1]["step"])]
+        returns = [float(line[TRAINING_RETURN]) for line in settled if line.get(TRAINING_RETURN)]
+        found |= {TRAINING_MAX: max(returns)} if returns else {}
     return found
 
 

@@ -167,8 +167,9 @@ class SuiteText:
             ``{behaviors}`` stands for the folder given as --behaviors.
         metrics: shown beside the score: columns of the CSV such as ``steps_per_cpu_second`` and ``state_bytes``, or
             names of metrics that runs log, of which the last value counts; ``curve_mean`` is the mean score over all
-            evaluations, ``curve_max`` the highest; ``training_max`` the highest mean return of 100 training episodes;
-            ``equal_time`` the score within the processor time that the first variant takes.
+            evaluations, ``curve_max`` the highest; ``training_max`` the highest mean return of 100 training episodes
+            behind the first tenth of the run; ``equal_time`` the score within the processor time that the first
+            variant takes.
         overview: one of these, or score, of which the page begins with a table: a line per task, a column per variant;
             or ``map``, a table and a picture of scores with a line per variant, a column per task and per environment
             of its ``transfers``, and columns for what is carried from step to step and the time of a step.
