@@ -4,7 +4,6 @@ The order stands in the first line of standard input; when the input ends, whoev
 Beside the run folder lie NAME.log, NAME.clock (seconds so far) and NAME.lock; the row is left in it as row.json.
 """
 
-import csv
 import json
 import os
 import shutil
@@ -134,7 +133,8 @@ def _run_row(
         folder, results = runs.resume(str(path), [], trust=True)  # of its own making, and the config was compared
     seconds = (before or 0.0) + time.time() - began
     processor = time.process_time() - processor
-    check_ratios(folder.metrics)
+    lines = folder.read_metrics()
+    check_ratios(lines, folder.metrics)
     with closing(build_agent(config, folder.last, training=False)) as agent:
         steps = agent.steps_done
         row = replace(row, parameters=parameters(agent.model.policy), state_bytes=state_bytes(agent.model))
@@ -147,7 +147,7 @@ def _run_row(
         steps_per_cpu_second=steps / processor if before is None else None,
         results=shortened(results),
         curve=curve,
-        metrics=logged_metrics(folder.metrics, metrics),
+        metrics=logged_metrics(lines, metrics),
     )
 
 
@@ -192,12 +192,9 @@ def shortened(results: Sequence[EvaluationResult]) -> list[Result]:
     ]
 
 
-def check_ratios(path: Path) -> None:
+def check_ratios(lines: Sequence[Mapping[str, str]], path: Path) -> None:
     """Raise DataError where a logged update disagreed with acting: no row comes of such a run."""
-    if not path.is_file():
-        return
-    with path.open(newline="") as file:
-        worst = max((float(line.get(RATIO_ERROR) or 0) for line in csv.DictReader(file)), default=0.0)
+    worst = max((float(line.get(RATIO_ERROR) or 0) for line in lines), default=0.0)
     if worst > RATIO_TOLERANCE:
         raise DataError(
             f"{path}: {RATIO_ERROR} went up to {worst:.2g}, above {RATIO_TOLERANCE}: acting and training disagreed, so "
@@ -205,22 +202,19 @@ def check_ratios(path: Path) -> None:
         )
 
 
-def logged_metrics(path: Path, names: Sequence[str]) -> dict[str, float]:
+def logged_metrics(lines: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[str, float]:
     """Last logged value of each metric; those that a run does not log are left out.
 
-    ``training_max`` is the highest return behind the first tenth of the run, whose means are of few episodes, those
-    that ended early first.
+    ``training_max`` is the highest return behind the first tenth of the run, where the mean may be of a few episodes,
+    and those the shortest.
     """
     wanted = [name for name in names if name not in COLUMNS]
-    if not wanted or not path.is_file():
-        return {}
-    with path.open(newline="") as file:
-        lines = list(csv.DictReader(file))
     found = {name: float(line[name]) for line in lines for name in wanted if line.get(name)}
     if TRAINING_MAX in wanted:
         settled = [line for line in lines if 10 * int(line["step"]) >= int(lines[-1]["step"])]
         returns = [float(line[TRAINING_RETURN]) for line in settled if line.get(TRAINING_RETURN)]
-        found |= {TRAINING_MAX: max(returns)} if returns else {}
+        if returns:
+            found[TRAINING_MAX] = max(returns)
     return found
 
 

@@ -35,6 +35,7 @@ from rltransformers.training.runs.experiment import (
     ExperimentConfig,
     build_experiment,
 )
+from rltransformers.training.runs.run_folder import RunFolder
 from rltransformers.zoo import cell, pictures, report, reproduce
 from rltransformers.zoo.aims import Verdict, verdict
 from rltransformers.zoo.suites import SUITES, Aim, Suite, Task, Transfer, chosen, config_hash, read_suite
@@ -932,20 +933,21 @@ def test_the_clock_counts_what_the_last_checkpoint_kept(tmp_path: Path) -> None:
 def test_the_last_value_of_a_metric_counts_and_the_highest_return_in_training(tmp_path: Path) -> None:
     path = tmp_path / "progress.csv"
     path.write_text("step,memory/staleness,eval/x,rollout/ep_rew_mean\n8,0.5,,0\n10,0.25,,-1.5\n10,,7.0,\n100,,,-2\n")
-    assert cell.logged_metrics(path, ["memory/staleness", "state_bytes", "unknown"]) == {"memory/staleness": 0.25}
-    assert cell.logged_metrics(path, ["training_max"]) == {"training_max": -1.5}  # 0 is of few episodes
+    lines = RunFolder(tmp_path).read_metrics()
+    assert cell.logged_metrics(lines, ["memory/staleness", "state_bytes", "unknown"]) == {"memory/staleness": 0.25}
+    assert cell.logged_metrics(lines, ["training_max"]) == {"training_max": -1.5}  # 0 is of few episodes
 
 
 def test_no_row_comes_of_a_run_whose_training_disagreed_with_acting(tmp_path: Path) -> None:
-    path = tmp_path / "progress.csv"
-    cell.check_ratios(path)  # of a run that logs nothing
+    path, folder = tmp_path / "progress.csv", RunFolder(tmp_path)
+    cell.check_ratios(folder.read_metrics(), path)  # of a run that logs nothing
     path.write_text("step,train/first_ratio_error\n1,1e-6\n2,\n3,0.009\n")
-    cell.check_ratios(path)
+    cell.check_ratios(folder.read_metrics(), path)
     path.write_text("step,train/first_ratio_error\n1,1e-6\n2,\n3,0.15\n4,1e-6\n")
     with pytest.raises(
         DataError, match=r"first_ratio_error went up to 0.15, above 0.01: acting and training disagreed"
     ):
-        cell.check_ratios(path)
+        cell.check_ratios(folder.read_metrics(), path)
 
 
 @pytest.mark.slow
