@@ -3,7 +3,7 @@
 Axis letters: E episodes, N steps of all episodes, T steps of one episode.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -106,8 +106,8 @@ def _fault(space: Space, row: Array) -> str:
     at = tuple(np.argwhere((row < low) | (row > high))[0])
     entry = f" at entry {[int(index) for index in at]}" if at else ""
     return (
-        f"outside the bounds {space.low[at]}..{space.high[at]}{entry}; pass the action_space that the data come from, "
-        f"or clip the actions as the environment did"
+        f"outside the bounds {space.low[at]}..{space.high[at]}{entry}; clip the actions as the environment did, "
+        f"or give data and model the action_space that they come from"
     )
 
 
@@ -138,6 +138,18 @@ def _same_leaf(leaf: Space, stored: Space) -> bool:
     return leaf == stored
 
 
+def check_order(data: "Trajectories", names: Mapping[str, Mapping[str, Sequence[str]]] | None, whose: str) -> None:
+    """Raise DataError where data call the components of a leaf like ``names`` does, in another order."""
+    for kind, leaves in (names or {}).items():
+        for path, expected in leaves.items():
+            found = data.metadata.get("names", {}).get(kind, {}).get(path, expected)
+            if list(found) != list(expected) and sorted(found) == sorted(expected):
+                raise DataError(
+                    f"{data.name}: the components of {leaf_name(kind, path)} are {found}, in {whose} {expected}; read "
+                    "them in that order, which load_trajectories(..., columns=...) says"
+                )
+
+
 def check_time_limit(lengths: Array, time_limit: int | None, name: str) -> None:
     """Raise DataError for episodes [E] of more than ``time_limit`` steps."""
     if time_limit is not None and (longer := np.flatnonzero(lengths > time_limit)).size:
@@ -149,9 +161,9 @@ def check_time_limit(lengths: Array, time_limit: int | None, name: str) -> None:
 
 
 def jumps(next_observations: Array, following: Array) -> Bools:
-    """Return where next observations [T, ...] differ from the observations [T, ...] of the following rows by 1e-6.
+    """Return where next observations [T, ...] differ from the observations [T, ...] of the following rows.
 
-    DataError for rows of another shape.
+    By more than 1e-6, and more than float32 rounds, which one of them may be stored in. DataError for another shape.
     """
     if next_observations.shape != following.shape:
         raise DataError(
@@ -159,7 +171,9 @@ def jumps(next_observations: Array, following: Array) -> Bools:
             f"give what was seen next, or leave them out"
         )
     difference = np.abs(np.asarray(next_observations, np.float64) - np.asarray(following, np.float64))
-    return np.asarray((difference > 1e-6).any(axis=tuple(range(1, difference.ndim))))
+    differs = np.asarray(difference > 1e-6)
+    differs[differs] = difference[differs] > np.finfo(np.float32).eps * np.abs(following[differs])
+    return np.asarray(differs.any(axis=tuple(range(1, difference.ndim))))
 
 
 def leaf_name(kind: str, path: str) -> str:

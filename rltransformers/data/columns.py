@@ -177,6 +177,7 @@ def choose_columns(
             continue
         value, usual = _guess(table, role, used)
         if value is not None:
+            value = _in_order_of(chosen.get("observations"), value) if role == "next_observations" else value
             chosen[role] = value
             used |= _used(table, value, role)
             told |= not usual
@@ -331,6 +332,23 @@ def _guess(table: Mapping[str, Any], role: str, used: set[str]) -> tuple[Any, bo
             if components:
                 return components, False
     return None, False
+
+
+def _in_order_of(columns: Any, others: Any) -> Any:
+    """Lists of columns "next_obs_b", "next_obs_a" in the order of "obs_a", "obs_b"; what has other endings stays."""
+    if not isinstance(columns, list) or not isinstance(others, list):
+        return others
+    endings, other_endings = _endings(columns), _endings(others)
+    if sorted(endings) != sorted(other_endings):
+        return others
+    return [others[other_endings.index(ending)] for ending in endings]
+
+
+def _endings(names: list[str]) -> list[str]:
+    """What names have behind their common beginning, whole words of it."""
+    places = [0, *(place for place, mark in enumerate(names[0], 1) if mark in "_ ")]
+    end = max(place for place in places if all(name.startswith(names[0][:place]) for name in names))
+    return [name[end:] for name in names]
 
 
 def _check_single(names: Sequence[str], role: str) -> None:

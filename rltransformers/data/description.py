@@ -36,7 +36,8 @@ def describe(data: "Trajectories") -> dict[str, Any]:
     returns, lengths, ends = data.returns, data.lengths, data.offsets[1:] - 1
     targets, reach = data.target_returns(), NEAR * float(np.ptp(returns))
     arrays = [*data.observations.values(), *data.actions.values(), data.rewards, data.terminations, data.truncations]
-    near = [int((np.abs(returns - target) <= reach * (1 + 1e-9)).sum()) for target in targets]
+    reaches = [max(reach * (1 + 1e-9), 1e-6 * abs(target)) for target in targets]  # targets are rounded
+    near = [int((np.abs(returns - target) <= most).sum()) for target, most in zip(targets, reaches, strict=True)]
     return {
         "name": data.name,
         "env_id": data.env_id,
@@ -188,9 +189,10 @@ def _return_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield f"targets                episodes within {NEAR:.0%} of the range of returns"
     for near in summary["near_targets"]:
-        yield _fact(_short(near["return"]), f"{near['episodes']:,} of {summary['episodes']:,} ({near['share']:.1%})")
+        yield _fact(f"{near['return']:,.15g}", f"{near['episodes']:,} of {summary['episodes']:,} ({near['share']:.1%})")
     if summary["return_gaps"]:
-        gaps = [" to ".join(_short(float(f"{bound:.4g}")) for bound in gap) for gap in summary["return_gaps"]]
+        spread = returns["max"] - returns["min"]
+        gaps = [" to ".join(f"{rounded(bound, spread):,.15g}" for bound in gap) for gap in summary["return_gaps"]]
         some = ", ".join(gaps[:_MOST_GAPS]) + (f" and {len(gaps) - _MOST_GAPS} more" if len(gaps) > _MOST_GAPS else "")
         yield from _wrapped(f"No episode is so near to returns of {some}: what a target there obtains is a guess.")
 
@@ -286,6 +288,12 @@ def _wrapped(text: str, indent: str = "", most: int = 9) -> list[str]:
     return textwrap.wrap(
         text, _WIDTH, initial_indent=indent, subsequent_indent=indent, max_lines=most, placeholder=" ..."
     )
+
+
+def rounded(value: float, spread: float) -> float:
+    """A number to four digits, and to four of the ``spread`` of numbers like it, but to seven at most (float32)."""
+    size = abs(value)
+    return round(value, 3 - math.floor(math.log10(min(size, max(spread, size / 1000))))) if value else value
 
 
 def _short(value: float) -> str:

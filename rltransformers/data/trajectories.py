@@ -21,8 +21,8 @@ from rltransformers.core.errors import DataError
 from rltransformers.core.ranges import Fraction, UnitInterval, check, shown
 from rltransformers.core.spaces import Space, normalized_leaves
 from rltransformers.core.values import Array
-from rltransformers.data.checks import check_contents, check_layout
-from rltransformers.data.description import describe, description
+from rltransformers.data.checks import check_contents, check_layout, check_order
+from rltransformers.data.description import describe, description, rounded
 from rltransformers.data.spaces import Options, chunks
 
 Leaves = dict[str, Array]
@@ -137,12 +137,12 @@ class Trajectories:
     def target_returns(self, discount: float = 1.0) -> list[float]:
         """Returns worth asking for: what half of the episodes reach, what one in ten reaches, and the best.
 
-        Each is that of an episode, to four digits and without repetitions; ``discount`` is that of the Decision
-        Transformer that is asked.
+        Each is that of an episode, to four digits of its own and of the range of returns, without repetitions;
+        ``discount`` is that of the Decision Transformer that is asked.
         """
         returns = self.returns if discount == 1.0 else self.return_to_go(discount)[self.offsets[:-1]]
         quantiles = np.quantile(returns, [0.5, 0.9, 1.0], method="nearest")
-        return list(dict.fromkeys(float(f"{value:.4g}") for value in quantiles))
+        return list(dict.fromkeys(rounded(float(value), float(np.ptp(returns))) for value in quantiles))
 
     def return_to_go(self, discount: float = 1.0) -> npt.NDArray[np.float32]:
         """Discounted sum of the rewards from each step to the end of its episode, that step included; float32 [N]."""
@@ -315,6 +315,7 @@ class Trajectories:
         for part in listed:
             if not isinstance(part, Trajectories):
                 raise DataError(f"only Trajectories are concatenated, got {shown(part)}; load_trajectories makes them")
+            check_order(part, listed[0].metadata.get("names"), listed[0].name)
         names = list(dict.fromkeys(part.name for part in listed))
         metadata: dict[str, Any] = {"format": "concatenated", "parts": names}
         for key in ("eval_env_spec", "names"):  # kept where all parts say the same

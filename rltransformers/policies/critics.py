@@ -43,20 +43,28 @@ class Critic(nn.Module):
 class TwinCritics(nn.Module):
     """Two critics with weights of their own (Fujimoto et al. 2018, arXiv 1802.09477, section 4.2).
 
-    ``leaves`` are encoders of leaves of the observation by path, where they are not what the space says.
+    Args:
+        leaves: encoders of leaves of the observation by path, where they are not what the space says.
+        scale: reward units per unit of what the networks say.
     """
 
     def __init__(
-        self, observation_space: Space, numbers: int, width: int = 256, leaves: Mapping[str, LeafChoice] | None = None
+        self,
+        observation_space: Space,
+        numbers: int,
+        width: int = 256,
+        leaves: Mapping[str, LeafChoice] | None = None,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
+        self.scale = scale
         self.first, self.second = (Critic(observation_space, numbers, width, leaves or {}) for _ in range(2))
 
     def forward(
         self, observations: Mapping[str, Tensor], actions: Float[Tensor, "... J A"]
     ) -> Float[Tensor, "2 ... J"]:
-        """Both values of J actions at every observation, which is standardized as the policy reads it."""
-        return torch.stack([self.first(observations, actions), self.second(observations, actions)])
+        """Both values of J actions, in reward units, at every observation, standardized as the policy reads it."""
+        return self.scale * torch.stack([self.first(observations, actions), self.second(observations, actions)])
 
     def expected(
         self, observations: Mapping[str, Tensor], head: ActionHead, outputs: Float[Tensor, "... O"]

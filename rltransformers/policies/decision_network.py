@@ -59,6 +59,7 @@ class DecisionPolicy(nn.Module):
             is at most this number for the step of the episode, the last one for all later steps: the largest
             return-to-go in the data [L], in reward units. None for no head.
         critic_width: of twin critics that stand beside the policy and judge its actions; None for no critics.
+        value_scale: reward units per unit of what the networks of the critics say.
         box: what makes the leaf of a Box, see ``box_leaf``.
         action_units: mean and standard deviation of the actions of Boxes by path, the units of components without
             bounds; None leaves these as they are.
@@ -95,6 +96,7 @@ class DecisionPolicy(nn.Module):
         return_in: ReturnIn = "sequence",
         highest_to_go: Float[Tensor, " L"] | None = None,
         critic_width: int | None = None,
+        value_scale: float = 1.0,
         box: BoxLeaf = ContinuousAction,
         action_units: Mapping[str, Units] | None = None,
         advantage_bins: int | None = None,
@@ -142,7 +144,7 @@ class DecisionPolicy(nn.Module):
         self.critics: TwinCritics | None = None
         if critic_width is not None:
             check_alternatives(self.head)
-            self.critics = TwinCritics(read, self.head.numbers, critic_width, encoder.leaves)
+            self.critics = TwinCritics(read, self.head.numbers, critic_width, encoder.leaves, value_scale)
             self.critics.requires_grad_(False)  # they learn in steps of their own
         for index, path in enumerate(self.normalized):
             mean, deviation = (statistics or {})[path]

@@ -188,6 +188,23 @@ def plain_outputs(policy: Any, batch: ContextBatch, b: int, more: float) -> tupl
     return torch.stack(outputs), torch.stack(returns)
 
 
+@pytest.mark.parametrize("option", OPTIONS)
+def test_rewards_in_another_unit_teach_the_same(option: str, data: Trajectories) -> None:
+    """A power of two, which floats are multiplied by without rounding; only Adam's epsilon is not in these units."""
+    unit = 2.0**13
+    model, other = (
+        make(replace(data, rewards=data.rewards * np.float32(scale)), learning_rate=1e-2, **OPTIONS[option]).learn(8)
+        for scale in (1.0, unit)
+    )
+    torch.testing.assert_close(weights(other), weights(model), rtol=0.0, atol=1e-5)
+    if model.policy.critics is not None:
+        actors = model.actor(), other.actor()
+        for actor in actors:
+            actor.reset()
+        value, in_other_unit = (actor.decide(data.episode(0).observations[""][:1]).value for actor in actors)
+        np.testing.assert_allclose(in_other_unit, value * unit, rtol=1e-3)
+
+
 def plain_value(critics: Any, kind: str, observation: Tensor, output: Tensor) -> Tensor:
     """Of a policy under the more pessimistic critic: of its action, or summed over its three."""
     values = []
@@ -196,7 +213,7 @@ def plain_value(critics: Any, kind: str, observation: Tensor, output: Tensor) ->
         def of(action: Tensor, critic: Any = critic) -> Tensor:
             hidden = torch.relu(critic.encoder({"": observation}) + critic.action.weight @ action)
             hidden = torch.relu(critic.third(torch.relu(critic.second(hidden))))
-            return critic.value(hidden)[0]
+            return critics.scale * critic.value(hidden)[0]
 
         if kind == "real":
             values.append(of(output.tanh()))
@@ -223,6 +240,7 @@ def test_the_parameters_after_some_updates_are_those_of_a_plain_loop(kind: str, 
     policy = copy.deepcopy(model.policy)
     critics = policy.critics
     assert critics is not None and model._sampler is not None
+    assert critics.scale == model.summary.return_scale  # of returns of order 1
     slow, average = copy.deepcopy(critics), copy.deepcopy(policy)
     adam = torch.optim.AdamW(policy.actor_parameters(), lr=0.01, weight_decay=0.1)
     critic_adam = torch.optim.Adam(critics.parameters(), lr=0.01)
@@ -261,7 +279,7 @@ def test_the_parameters_after_some_updates_are_those_of_a_plain_loop(kind: str, 
                 number = taken / 2 if kind == "real" else torch.eye(3)[taken]
                 observation = batch.observations[""][b, t]
                 for critic in (critics.first, critics.second):
-                    errors.append((critic({"": observation}, number[None])[0] - target) ** 2)
+                    errors.append((critic({"": observation}, number[None])[0] - target / critics.scale) ** 2)
                 count += 1
         critic_adam.zero_grad()
         (torch.stack(errors).sum() / count).backward()

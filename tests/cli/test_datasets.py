@@ -126,6 +126,8 @@ def test_a_space_that_was_guessed_is_named_and_can_be_given(work: Path, capsys: 
     assert "action_space MultiDiscrete([2]) is a guess" in printed and "--action-space" in printed
     message = refused(capsys, "train", "offline.yaml", "--dataset", "walks.npz", *SHORT)
     assert "is not that of the dataset" in message and "dataset.action_space" in message
+    with pytest.warns(UserWarning, match="is a guess"):  # no environment tells
+        run(capsys, "train", "--dataset.id", "walks.npz", "--train.gradient_steps", "1", "--output", "alone")
     space = str(data.action_space)
     assert "is a guess" not in run(capsys, "inspect", "walks.npz", "--action-space", space)
     run(capsys, "train", "offline.yaml", "--dataset", json.dumps({"id": "walks.npz", "action_space": space}), *SHORT)

@@ -80,7 +80,7 @@ def test_an_action_outside_its_box_is_named_with_its_place_and_bounds(
 ) -> None:
     message = refusal(source, with_fault("actions", value), tmp_path, action_space=UNIT)
     assert "actions of episode 2, step 4 is [" in message
-    assert "outside the bounds -1.0..1.0 at entry [0]; pass the action_space" in message
+    assert "outside the bounds -1.0..1.0 at entry [0]; clip the actions" in message
 
 
 @any_source

@@ -122,8 +122,22 @@ def test_components_keep_the_names_of_their_columns(tmp_path: Path) -> None:
     data.save(tmp_path / "saved")
     again = Trajectories.concatenate([data, load_trajectories(str(tmp_path / "saved"))])
     assert again.component_names("observations", "arm") == ["obs_1", "obs_0"]
-    other = load_trajectories(frame_of(), columns={**columns, "observations": {"arm": ["obs_0", "obs_1"]}})
+    renamed = frame_of().rename(columns={"obs_0": "elbow"})
+    other = load_trajectories(renamed, columns={**columns, "observations": {"arm": ["obs_1", "elbow"]}})
     assert Trajectories.concatenate([data, other]).component_names("observations", "arm") is None
+    turned = load_trajectories(frame_of(), columns={**columns, "observations": {"arm": ["obs_0", "obs_1"]}})
+    with pytest.raises(DataError, match="read them in that order"):
+        Trajectories.concatenate([data, turned])
+
+
+def test_next_observations_stand_in_the_order_of_observations() -> None:
+    steps = np.arange(6.0)
+    columns = {"obs_x": steps, "obs_v": -steps, "action_0": steps, "reward": steps, "episode": steps // 3}
+    columns |= {"next_obs_v": -steps - 1, "next_obs_x": steps + 1}  # the other way round
+    with pytest.warns(UserWarning, match=r"'next_observations': \['next_obs_x', 'next_obs_v'\].*a guess"):
+        data = load_trajectories(pandas.DataFrame(columns))
+    assert data.final_observations
+    assert data.episode(0).observations[""][-1].tolist() == [3.0, -3.0]
 
 
 def test_the_description_calls_components_by_their_columns() -> None:
@@ -135,6 +149,13 @@ def test_the_description_calls_components_by_their_columns() -> None:
     assert any(line.strip().startswith("an angle of a joint whose name is very long") for line in lines)
     assert "    1 of 2 numbers never change: elbow" in lines
     assert any(line.startswith("  action_0") for line in lines) and max(map(len, lines)) <= 80
+
+
+def test_rounding_of_large_numbers_is_no_reset() -> None:
+    seen = 1_000.0 + 0.3 * np.arange(21.0)[:, None]
+    table = {"observations": seen[:20].astype(np.float32), "next_observations": seen[1:], "rewards": np.ones(20)}
+    data = load_trajectories(table | {"actions": np.zeros((20, 1))}, time_limit=20, split_on_discontinuity=True)
+    assert data.lengths.tolist() == [20]
 
 
 @pytest.mark.parametrize("kind", [itself, parquet, jsonl, arrow, dicts])

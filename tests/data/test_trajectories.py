@@ -385,6 +385,15 @@ def test_target_returns_are_the_median_the_ninth_decile_and_the_best() -> None:
     assert load_trajectories(episodes[:1]).target_returns() == [0.0]
 
 
+@pytest.mark.parametrize("returns", [[9876.54] * 3, [-10_000.0, -9_999.5, -9_995.1]])
+def test_targets_are_as_exact_as_returns_differ(returns: list[float]) -> None:
+    episodes = [{"observations": np.zeros((2, 1)), "actions": [0], "rewards": [value]} for value in returns]
+    data = load_trajectories(episodes)
+    assert data.target_returns() == list(dict.fromkeys(returns[1:]))
+    assert all(near["episodes"] for near in data.summary()["near_targets"])
+    assert f"{returns[-1]:,}" in data.describe()
+
+
 def test_target_returns_of_a_discount_are_discounted_returns() -> None:
     episodes = [
         {"observations": np.zeros((4, 1)), "actions": [0] * 3, "rewards": [1.0, 2.0, 4.0 * k]} for k in range(3)

@@ -148,7 +148,7 @@ class OfflineAgent(StoredDecisionTransformer):
         if not isinstance(leaving, Confident):
             raise ConfigError(f"only depth 'calm' has a threshold, not {self.backbone_config.choices.depth.name!r}")
         if dataset is not None:
-            sampler = self._sampler_of(shaped(self._loaded(dataset), self.settings))
+            sampler = self._sampler_of_others(dataset)
         else:
             sampler = self._needed_sampler("dataset to calibrate on", "pass calibrate_exits(dataset=...)")
         generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "batch"))
@@ -200,7 +200,7 @@ class OfflineAgent(StoredDecisionTransformer):
         """
         training = self._needed_sampler("dataset that validate could compare it with")
         if dataset is not None:
-            sampler = self._sampler_of(shaped(self._loaded(dataset), self.settings))
+            sampler = self._sampler_of_others(dataset)
         elif self._validation_sampler is not None:
             sampler = self._validation_sampler
         else:
@@ -216,6 +216,10 @@ class OfflineAgent(StoredDecisionTransformer):
         self.newest_validation = result
         return result
 
+    def _sampler_of_others(self, dataset: Any) -> ContextSampler:
+        """Windows of all episodes of another dataset, the poor ones included."""
+        return self._sampler_of(shaped(self._loaded(dataset), replace(self.settings, top_fraction=1.0)))
+
     def targets_of(self, target_returns: Iterable[float] | float | None) -> list[float | None]:
         """What ``evaluate`` asks for, in reward units, None for what the policy predicts; ConfigError as there."""
         if target_returns is None and self.settings.return_head is not None:
@@ -227,7 +231,7 @@ class OfflineAgent(StoredDecisionTransformer):
         """Make the steps of a policy that is asked for one return; None for the default that ``predict`` states."""
         if target_return is not None and not self.settings.takes_target:
             raise ConfigError(NO_TARGET)
-        if target_return is None and self.settings.return_head is None:
+        if target_return is None and self.settings.takes_target and self.settings.return_head is None:
             target_return = self.summary.best_return
         return DecisionSteps(self.decider(acting_mode), (self.observation_space, self.action_space), target_return)
 

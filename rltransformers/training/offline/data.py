@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,9 +16,9 @@ from rltransformers.backbone import Backbone
 from rltransformers.core.action_masks import ACTION_MASK, check_recorded
 from rltransformers.core.checkpoint import check_tensor
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
-from rltransformers.core.ranges import Count, PositiveNumber, WholeNumber, check, check_fields
+from rltransformers.core.ranges import LARGEST, Count, PositiveNumber, WholeNumber, check, check_fields
 from rltransformers.core.seeding import step_seed
-from rltransformers.core.spaces import leaf_spaces, normalized_leaves
+from rltransformers.core.spaces import box_bounds, leaf_spaces, normalized_leaves
 from rltransformers.core.values import named
 from rltransformers.data import Trajectories
 from rltransformers.data.description import NEAR, return_gaps
@@ -43,6 +44,7 @@ class DataSummary:
         lowest_to_go, highest_to_go: of all steps.
         return_gaps: lowest and highest return of the ranges between worst and best that no episode is near.
         action_units: mean and standard deviation of every component of the Boxes that lack a bound, by path.
+        value_scale: reward units per unit of the critics' networks; 1 in older files.
         names: what the log calls the components of leaves: {"actions": {"": ["motor_1", "motor_2"]}}.
     """
 
@@ -55,6 +57,7 @@ class DataSummary:
     action_units: dict[str, list[list[float]]] | None = None
     return_gaps: list[list[float]] | None = None
     names: dict[str, dict[str, list[str]]] | None = None
+    value_scale: PositiveNumber = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self, "summary.")
@@ -141,8 +144,8 @@ def data_parts(data: Trajectories, settings: Settings, held_out: HeldOut | None 
     """Split a dataset by whole episodes; warn of doubtful guesses of spaces.
 
     Args:
-        held_out: of the checkpoint that training goes on from. Data with as many episodes are split as before, others
-            by the seed.
+        held_out: of the checkpoint that training goes on from. It stays held out where the data have grown, and their
+            share of the new episodes with it; fewer episodes are split by the seed alone.
 
     Raises ConfigError for a single episode.
     """
@@ -161,12 +164,28 @@ def data_parts(data: Trajectories, settings: Settings, held_out: HeldOut | None 
             " at 0, or give more episodes"
         )
     if held_out is None or held_out.of != len(data):
-        generator = np.random.default_rng(step_seed(settings.seed, 0, "validation"))
-        chosen = generator.permutation(len(data))[: held_out_count(len(data), settings.validation)]
-        held_out = HeldOut(torch.from_numpy(np.sort(chosen)), len(data))
-    others = np.setdiff1d(np.arange(len(data)), held_out.episodes.numpy())
-    training, validation = (shaped(data.select(each), settings) for each in (others, held_out.episodes.numpy()))
+        held_out = _held_out(data, settings, held_out)
+    chosen = held_out.episodes.numpy()
+    others = np.setdiff1d(np.arange(len(data)), chosen)
+    training, validation = (shaped(data.select(each), settings) for each in (others, chosen))
     return DataParts(training, validation, held_out)
+
+
+def _held_out(data: Trajectories, settings: Settings, before: HeldOut | None) -> HeldOut:
+    """Draw episodes to hold out, beside those that were held out of fewer episodes ``before``."""
+    if before is not None and before.of > len(data):
+        warnings.warn(
+            f"{data.name} has {len(data)} episodes, the data before had {before.of}: others are held out now, and the "
+            "model may have learned from some of them; pass all earlier episodes, with new ones behind them",
+            UserWarning,
+            stacklevel=2,
+        )
+        before = None
+    kept, known = (np.zeros(0, np.int64), 0) if before is None else (before.episodes.numpy(), before.of)
+    generator = np.random.default_rng(step_seed(settings.seed, 0, "validation"))
+    count = held_out_count(len(data), settings.validation) - len(kept)
+    new = known + generator.permutation(len(data) - known)[:count]
+    return HeldOut(torch.from_numpy(np.sort(np.append(kept, new))), len(data))
 
 
 def held_out_count(episodes: int, share: float) -> int:
@@ -208,6 +227,7 @@ def summary_of(data: Trajectories, settings: Settings, return_scale: float | Non
         action_units=action_units_of(data),
         return_gaps=return_gaps(first_steps),
         names=data.metadata.get("names"),
+        value_scale=return_scale,
     )
 
 
@@ -223,10 +243,10 @@ def action_units_of(data: Trajectories) -> dict[str, list[list[float]]]:
     """Mean and standard deviation of every component of the Boxes of actions that lack a bound, by path."""
     units = {}
     for path, leaf in leaf_spaces(data.action_space).items():
-        if isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded("both"):
+        if isinstance(leaf, gym.spaces.Box) and not (np.abs(box_bounds(leaf)) < LARGEST).all():
             rows = np.asarray(data.actions[path], np.float64).reshape(data.steps, -1)
             mean, deviation = rows.mean(0), rows.std(0)
-            units[path] = [mean.tolist(), _units(mean, deviation).tolist()]
+            units[path] = [mean.tolist(), np.where(_changes(mean, deviation), deviation, 1.0).tolist()]
     return units
 
 
@@ -266,27 +286,31 @@ def check_masked(data: Trajectories) -> None:
 
 
 def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
-    """Mean and standard deviation of the leaves that are standardized; 1 where a number never changes in float32."""
+    """Mean of the leaves that are standardized, and what they are divided by: the deviation.
+
+    Where a number never changes but for rounding it is the size of the number, 1 at least, so that it enters as 0.
+    """
     means, deviations = data.observation_statistics()
     leaves, statistics = leaf_spaces(data.observation_space), {}
     for path in normalized_leaves(data.observation_space):
-        mean, deviation, units = means[path], deviations[path], _units(means[path], deviations[path])
-        lost = (deviation > 0.0) & (units != deviation)
-        if np.issubdtype(leaves[path].dtype, np.integer) and lost.any():
-            where = named("observation", path)
+        mean, deviation, dtype = means[path], deviations[path], leaves[path].dtype
+        changes, size = _changes(mean, deviation), np.hypot(mean.astype(np.float64), deviation)
+        finest = np.finfo(dtype).eps if np.issubdtype(dtype, np.floating) else 0.0
+        lost = ~changes & (deviation > finest * np.maximum(size, min(float(size.max()), 1.0)))
+        if lost.any():
             warnings.warn(
-                f"{data.name}: {where} has whole numbers near {mean[lost][0]:g} that deviate by "
-                f"{deviation[lost][0]:g}, which float32 cannot tell, so the network sees none of it; subtract a "
-                "constant from it in a wrapper and in the data",
+                f"{data.name}: {named('observation', path)} has numbers near {mean[lost][0]:g} that deviate by "
+                f"{deviation[lost][0]:g}, which is taken for rounding, so the network sees none of it; subtract a "
+                "constant from it, or scale it, in a wrapper and in the data",
                 UserWarning,
                 stacklevel=2,
             )
-        statistics[path] = torch.as_tensor(mean), torch.as_tensor(units)
+        divisor = np.where(changes, deviation, np.maximum(size, 1.0))
+        statistics[path] = torch.as_tensor(mean), torch.as_tensor(divisor.astype(np.float32))
     return statistics
 
 
-def _units(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """Deviations, and 1 where a number never changes but for rounding: its own, or that of larger ones beside it."""
+def _changes(mean: np.ndarray, deviation: np.ndarray) -> npt.NDArray[np.bool_]:
+    """Which numbers change by more than rounding: their own in float32, or that of larger ones beside them."""
     size = np.hypot(mean.astype(np.float64), deviation)
-    changes = deviation > ROUNDING * np.maximum(size, min(float(size.max()), 1.0))
-    return np.where(changes, deviation, 1.0).astype(np.float32)
+    return np.asarray(deviation > ROUNDING * np.maximum(size, min(float(size.max()), 1.0)))

@@ -67,7 +67,8 @@ class CriticLearner:
             )
         taken = head.as_numbers(blank_invalid(head.spaces, batch.actions, batch.valid)).unsqueeze(-2)
         self.critics.requires_grad_(True)
-        loss = critic_loss(self.critics(observations, taken).squeeze(-1), targets, counts, sharing.mean)
+        values, unit = self.critics(observations, taken).squeeze(-1), self.critics.scale
+        loss = critic_loss(values / unit, targets / unit, counts, sharing.mean)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         sharing.sum_in_place(each.grad for each in self.critics.parameters())

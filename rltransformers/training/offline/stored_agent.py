@@ -39,8 +39,9 @@ from rltransformers.core.spaces import (
 from rltransformers.core.spec import Choice
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
-from rltransformers.data.checks import check_actions
+from rltransformers.data.checks import check_actions, check_order
 from rltransformers.data.episode_replay import EpisodeReplay
+from rltransformers.data.load import in_spaces
 from rltransformers.policies.decider import ActingMode, Decider
 from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.observations import StateWatch
@@ -130,6 +131,7 @@ class StoredDecisionTransformer:
                 return_in=settings.return_in,
                 highest_to_go=highest,
                 critic_width=None if settings.critic_options is None else settings.critic_options.width,
+                value_scale=summary.value_scale,
                 box=box_leaf(settings.action_head, settings.action_head_options, spaces[1], settings.chunk),
                 chunk=settings.chunk,
                 decide_every=settings.decide_every,
@@ -231,8 +233,15 @@ class StoredDecisionTransformer:
         return parts
 
     def _loaded(self, dataset: Any) -> Trajectories:
-        """Episodes in the spaces of the model."""
+        """Episodes in the spaces of the model, whose own stand in place of guessed ones."""
         data = load_trajectories(dataset)
+        check_order(data, self.summary.names, "the data of the model")
+        guessed = (*data.guesses, *data.metadata.get("guessed", ()))
+        data = in_spaces(
+            data,
+            self.observation_space if "observation_space" in guessed else None,
+            self.action_space if "action_space" in guessed else None,
+        )
         for role, ours, theirs in differing_spaces(
             (self.observation_space, self.action_space), (data.observation_space, data.action_space)
         ):

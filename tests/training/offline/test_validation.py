@@ -339,8 +339,23 @@ def test_another_seed_leaves_the_held_out_episodes_of_a_loaded_model_as_they_are
     without.save(tmp_path / "copy.zip")
     copy = DecisionTransformer.load(tmp_path / "copy.zip", dataset=data, seed=78)
     assert copy.held_out.episodes.tolist() == model.held_out.episodes.tolist()
-    shorter = DecisionTransformer.load(tmp_path / "model.zip", dataset=episodes("discrete", LENGTHS[:6]))
+    with pytest.warns(UserWarning, match="may have learned from some of them"):
+        shorter = DecisionTransformer.load(tmp_path / "model.zip", dataset=episodes("discrete", LENGTHS[:6]))
     assert shorter.held_out.of == 6 and shorter.validate().episodes == 1
+
+
+def test_what_was_held_out_stays_so_when_episodes_come_behind_them(tmp_path: Path) -> None:
+    model = make("discrete", episodes("discrete", LENGTHS[:5]))
+    model.save(tmp_path / "model.zip")
+    before = model.held_out.episodes.tolist()
+    grown = DecisionTransformer.load(tmp_path / "model.zip", dataset=episodes("discrete")).held_out
+    assert grown.of == 10 and grown.episodes[:2].tolist() == before and grown.episodes[2:].tolist() >= [5]
+    assert len(grown.episodes) == 3
+
+
+def test_other_episodes_all_count_where_the_best_are_learned_from() -> None:
+    model = make("discrete", episodes("discrete"), top_fraction=0.5)
+    assert model.validate(episodes("discrete")).episodes == len(LENGTHS)
 
 
 def test_a_checkpoint_with_impossible_held_out_episodes_is_refused(tmp_path: Path) -> None:
