@@ -146,13 +146,16 @@ class GTrXLDQN(OffPolicyMemoryAgent):
             self._setup_model()
 
     def _setup_model(self) -> None:
+        self.check_together()
+        super()._setup_model()
+
+    def check_together(self) -> None:
         for progress in (1.0, 0.0):
             if not 0.0 <= (rate := float(exploration_rates(self.exploration, progress, 1)[0])) <= 1.0:
                 raise ConfigError(
                     f"exploration is a probability, got {rate} at progress {progress}; give numbers from 0 to 1, or "
                     f"{LADDER!r} for a rate of every environment"
                 )
-        super()._setup_model()
 
     def _new_replay(self) -> SegmentReplay:
         segments = self.buffer_size // self.segment_length

@@ -4,6 +4,7 @@ A run is read from top to bottom: ``OnPolicyMemoryAgent`` collects segments and 
 them. Checkpoints and environments are those of every ``OnlineAgent``. Axes: E environments, T steps.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -167,15 +168,14 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         self.ent_coef = ent_coef
         self.barrier_coef = barrier_coef
         self.normalize_advantage = normalize_advantage
-        if least_advantage_std is None:
-            least_advantage_std = 0.1 if normalize_advantage else 0.0
         self.least_advantage_std = least_advantage_std
         self.target_kl = target_kl
         self._rate_share = 1.0  # of the learning rate; less while updates stop early
         if _init_setup_model:
             self._setup_model()
 
-    def _setup_model(self) -> None:
+    def check_together(self) -> None:
+        super().check_together()
         boxes = any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(self.action_space).values())
         if self.barrier_coef != 0.0 and boxes:
             raise ConfigError("barrier_coef is for actions that can be counted; with a Box of actions use ent_coef")
@@ -188,7 +188,6 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             raise ConfigError(
                 "one step of one environment has no advantages to normalize; raise n_steps or turn it off"
             )
-        super()._setup_model()
 
     def train(self) -> None:
         """Improve the policy on the collected segments, then bring the acting memory up to date."""
@@ -199,7 +198,8 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         self._log_memory(segment)
         steps = recorded = Recorded(**sharing.all_gather(segment.numbers()))
         if self.normalize_advantage:
-            scores = standard_scores(recorded.advantages, recorded.counts, self.least_advantage_std)
+            least_std = 0.1 if self.least_advantage_std is None else self.least_advantage_std
+            scores = standard_scores(recorded.advantages, recorded.counts, least_std)
             steps = replace(recorded, advantages=scores)
         names, progress = ("clip_range", "clip_range_vf", "ent_coef", "barrier_coef"), self._current_progress_remaining
         scheduled = {name: value_at(getattr(self, name), name, progress) for name in names}
@@ -214,7 +214,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
                 batch = steps.rows(minibatch.rows)
                 update.follow_returns(policy, batch)
                 now = update.evaluate(self._evaluate, minibatch, sharing)
-                loss = ppo_loss(now, batch, replace(weights, vf_coef=self.vf_coef * policy.value_units))
+                loss = ppo_loss(now, batch, replace(weights, vf_coef=self.vf_coef * float(policy.value_units)))
                 losses.append(update.add_auxiliary(loss, now, minibatch.segment.counts, batch.counts, sharing))
                 stops = self.target_kl is not None and float(loss.approx_kl) > 1.5 * self.target_kl
                 if stops:
@@ -225,7 +225,8 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             self._n_updates += 1
             if stops:
                 break
-        self._rate_share = next_rate_share(self._rate_share, epoch / self.n_epochs if stops else 1.0)
+        planned = self.n_epochs * math.ceil(self.all_envs / self._rows_per_batch())
+        self._rate_share = next_rate_share(self._rate_share, (len(losses) - stops) / planned)
         update.maintain(policy, sharing)
         with torch.no_grad():
             memory, age = update.renew_memory(policy, segment, carry.acting, self.memory_refresh, self._watched_rows())
@@ -237,8 +238,10 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         self._log_update(recorded, losses, weights)
 
     def _update_learning_rate(self, optimizers: Any) -> None:
-        """As in Stable-Baselines3, of which ``_rate_share`` is taken."""
+        """As in Stable-Baselines3, of which ``_rate_share`` is taken where ``target_kl`` may end updates."""
         super()._update_learning_rate(optimizers)
+        if self.target_kl is None:
+            self._rate_share = 1.0
         for group in self.policy.optimizer.param_groups:
             group["lr"] *= self._rate_share
         self.logger.record("train/learning_rate", self.policy.optimizer.param_groups[0]["lr"])

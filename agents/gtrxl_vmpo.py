@@ -224,7 +224,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
 
     def _bounds(self) -> VMPOBounds:
         bounds = {"classes": self.eps_alpha, "mean": self.eps_mean, "covariance": self.eps_covariance}
-        return VMPOBounds(self.eps_eta, bounds, self.vf_coef * self.policy.value_units)
+        return VMPOBounds(self.eps_eta, bounds, self.vf_coef * float(self.policy.value_units))
 
     def _rows_per_batch(self) -> int:
         if self.batch_size is not None:

@@ -139,9 +139,9 @@ def explained_variance(predictions: Tensor, targets: Tensor, counts: Tensor) -> 
 
 
 def next_rate_share(share: float, part: float) -> float:
-    """Which share of its learning rate an agent takes in the next update; both are in (0, 1].
+    """Which share of its learning rate, in (0, 1], an agent takes in the next update.
 
-    ``part`` says how much of its epochs the last update took, 1 for all. Where ``target_kl`` ended it in the first
+    ``part`` in [0, 1] says how much of its minibatches the last update took. Where ``target_kl`` ended it in the first
     fifth, steps were too large for the policy as it is now: the share is divided by 1.5. After half of the epochs it
     is multiplied by 1.2. Schulman et al. 2017, section 4, change the weight of a penalty in this way.
     """

@@ -22,13 +22,20 @@ def digest(*parts: str) -> str:
 
 
 def of_module(module: nn.Module) -> str:
-    """A text that differs where steps may differ; the numbers in parameters and buffers have no part in it."""
+    """A text that differs where steps may differ.
+
+    Numbers in parameters and buffers have no part in it, nor have attributes that a part lists as ``outside_steps``.
+    """
     lines = []
     sources = {_text_of_package()}
     names: dict[int, list[str]] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         lines.append(f"{path}: {_name(type(part))} training={part.training}")
-        own = {name: value for name, value in vars(part).items() if name not in _OF_EVERY_MODULE}
+        own = {
+            name: value
+            for name, value in vars(part).items()
+            if name not in _OF_EVERY_MODULE | getattr(part, "outside_steps", frozenset())
+        }
         lines += [f"{path}.{name} = {plain(own[name])}" for name in sorted(own)]
         for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
             lines.append(f"{path}.{name} {None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride())}")

@@ -141,9 +141,9 @@ class GTrXLPolicy(MemoryPolicy):
         return self.value_net
 
     @property
-    def value_units(self) -> float:
+    def value_units(self) -> Tensor | float:
         """Factor of a squared error of the value, so that it is in the units of the value head."""
-        return float(self.value_net.scale) ** -2 if isinstance(self.value_net, PopArt) else 1.0
+        return self.value_net.scale**-2 if isinstance(self.value_net, PopArt) else 1.0
 
     # Forward passes
 

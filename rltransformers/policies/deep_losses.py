@@ -3,6 +3,7 @@
 Axes: N layers, B environments or windows, T steps, E numbers of a predictor of exits.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -111,9 +112,7 @@ def deep_loss(
     Al-Rfou et al. 2018 (arXiv 1808.04444, section 2): what layer l of n loses counts until l / 2n of the training.
     """
     layers = len(streams)
-    counted = [
-        stream for number, stream in enumerate(streams, 1) if number == layers or active(number, layers, progress)
-    ]
+    counted = streams[min(ended(layers, progress), layers - 1) :]
     found = [masked_means(targets.now(stream), targets.counts) for stream in counted[:-1]]
     if options.future > 0 and targets.later is not None:
         next_first = torch.cat([targets.first[:, 1:], torch.ones_like(targets.first[:, :1])], 1)
@@ -123,6 +122,12 @@ def deep_loss(
     return torch.stack(found).sum() if found else streams[0].new_zeros(())
 
 
-def active(number: int, layers: int, progress: float) -> bool:
-    """Whether the loss of layer ``number``, counted from 1, still counts."""
-    return progress < number / (2 * layers)
+def ended(layers: int, progress: float) -> int:
+    """Of how many layers, from the first one on, the loss counts no more."""
+    return math.floor(2 * layers * progress)
+
+
+def ended_losses(backbone: Backbone, progress: float) -> int:
+    """Of how many layers of ``backbone`` the loss counts no more; 0 where none ever ends."""
+    ends = any(isinstance(choice.options, DeepOptions) for choice in backbone.config.choices.losses)
+    return ended(backbone.config.layers, progress) if ends else 0

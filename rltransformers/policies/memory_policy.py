@@ -71,6 +71,7 @@ class MemoryPolicy(BasePolicy):
     seen_leaves: dict[str, Space]  # spaces of a stored step: the leaves of the observation, and the mask
     only_learns: ClassVar[tuple[str, ...]] = ()  # parts that acting has no use for, and files leave out
     popart: float | None = None  # step with which the value head follows the scale of its targets, where it does
+    outside_steps: ClassVar[frozenset[str]] = frozenset({"progress", "state_watch"})  # what machine code does not read
     given: tuple[tuple[Any, ...], dict[str, Any]]  # positional arguments behind the first three, and keywords
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:

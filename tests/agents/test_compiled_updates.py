@@ -87,6 +87,27 @@ def test_machine_code_learns_the_same(kind: Any, settings: dict[str, Any], said:
     assert_same_weights(loaded, compiled, 0.0)
 
 
+def test_numbers_of_the_program_follow_the_run_and_the_settings(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The losses of inner layers end, each in its time; another window for the gradient is another program."""
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", nop)
+
+    def trained(updates: Any) -> Any:
+        backbone = {"preset": "gtrxl", "width": 16, "layers": 2, "heads": 2, "memory": 8, "losses": {"al_rfou": 1.0}}
+        environment = make_vec_env("CartPole-v1", 4, seed=0)
+        settings: dict[str, Any] = {"n_steps": 8, "n_epochs": 1, "target_kl": None, "seed": 0, "device": "cpu"}
+        policy = {"backbone": backbone}
+        agent = GTrXLPPO("GTrXLPolicy", environment, updates=updates, popart=0.01, policy_kwargs=policy, **settings)
+        agent.learn(8 * 4 * 8)
+        agent.gradient_window = 4
+        return agent.learn(2 * 4 * 8, reset_num_timesteps=False)
+
+    eager, compiled = (trained(updates) for updates in ("eager", "compiled"))
+    assert said and not [line for line in said if "eager" in line]
+    assert_same_weights(eager, compiled, ROUNDING)
+
+
 SMALL = {"preset": "gtrxl", "width": 16, "layers": 1, "heads": 2, "memory": 8}
 
 

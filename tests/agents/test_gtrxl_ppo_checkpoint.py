@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from rltransformers.agents import GTrXLPPO, GTrXLVMPO
+from rltransformers.algorithms.ppo import PPOLoss, ppo_loss
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
@@ -618,3 +620,41 @@ def test_a_file_without_a_place_does_not_go_on_in_an_episode(tmp_path: Path) -> 
     assert GTrXLPPO.load(tmp_path / "second", env=walks(), device="cpu").num_timesteps == STEPS
     with pytest.raises(ConfigError, match=r"holds no place to go on from.*leave force_reset out"):
         GTrXLPPO.load(tmp_path / "second", env=walks(), device="cpu", force_reset=False)
+
+
+def test_settings_that_do_not_fit_each_other_are_refused_before_they_are_learned_with(tmp_path: Path) -> None:
+    model = agent(discrete())
+    model.normalize_advantage = False  # the divisor was never given, so that there is nothing to refuse
+    model.learn(model.n_steps * model.n_envs).save(tmp_path / "model.zip")
+    assert not GTrXLPPO.load(tmp_path / "model.zip").normalize_advantage
+    model.least_advantage_std = 0.1
+    with pytest.raises(ConfigError, match=r"least_advantage_std=0.1 bounds"):
+        model.learn(1)
+    moving = agent(continuous())
+    moving.barrier_coef = 0.1
+    with pytest.raises(ConfigError, match="barrier_coef is for actions that can be counted"):
+        moving.learn(1)
+
+
+def test_the_rate_is_the_one_of_the_settings_where_no_divergence_ends_updates(tmp_path: Path) -> None:
+    model = agent(discrete(), target_kl=1e-9, learning_rate=1e-2, n_epochs=5)
+    model.learn(4 * model.n_steps * model.n_envs)
+    assert model._rate_share < 0.5
+    model.save(tmp_path / "model.zip")
+    free = GTrXLPPO.load(tmp_path / "model.zip", env=discrete(), target_kl=None, learning_rate=1e-3)
+    free.learn(1, reset_num_timesteps=False)
+    assert free.policy.optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_the_rate_gives_way_to_the_share_of_minibatches_that_an_update_took() -> None:
+    """One epoch of four minibatches, of which the divergence ends the third: neither early nor late."""
+    model = agent(make_vec_env("CartPole-v1", 4, seed=0), target_kl=0.01, n_epochs=1)
+    model._rate_share, measured, loss_of = 0.5, iter((0.0, 0.0, 1.0)), ppo_loss
+
+    def measuring(*parts: Any) -> PPOLoss:
+        return replace(loss_of(*parts), approx_kl=torch.tensor(next(measured)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rltransformers.agents.gtrxl_ppo.ppo_loss", measuring)
+        model.learn(1)
+    assert model._rate_share == pytest.approx(0.6)

@@ -10,9 +10,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from rltransformers.export.fingerprint import digest, of_machine, of_module, plain
+from rltransformers.policies.actor_critic import GTrXLPolicy
 from tests.export.steps import ToyStep, toy
 
 
@@ -91,6 +93,17 @@ def test_whatever_changes_a_step_changes_it() -> None:
     texts = [of_module(toy(2)), *map(changed, CHANGES)]
     same = [(one, other) for one in range(len(texts)) for other in range(one) if texts[one] == texts[other]]
     assert not same, "numbers of changes that look alike, 0 is no change"
+
+
+def test_what_no_step_reads_has_no_part_in_it() -> None:
+    space = spaces.Box(-1.0, 1.0, (2,))
+    policy = GTrXLPolicy(space, spaces.Discrete(2), lambda _: 1e-3, backbone={"width": 8, "layers": 1, "heads": 1})
+    texts = []
+    for progress in (0.0, 0.5):
+        policy.predict(np.zeros(2), episode_start=np.ones(1, bool))
+        policy.progress = progress
+        texts.append(of_module(policy))
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -20,7 +20,7 @@ from rltransformers.blocks.leaving import NEVER, geometric, threshold_at
 from rltransformers.core.errors import ConfigError
 from rltransformers.data import Trajectories
 from rltransformers.laws import perturbed
-from rltransformers.policies.deep_losses import Targets, active, deep_loss, exits_loss, oracle, shifted
+from rltransformers.policies.deep_losses import Targets, deep_loss, ended, exits_loss, oracle, shifted
 from rltransformers.stacks.exits import draw
 from rltransformers.training.online.vec_envs import as_vec_env
 
@@ -103,9 +103,7 @@ def test_probabilities_of_leaving_sum_to_1() -> None:
 
 
 def test_losses_of_inner_layers_end_one_after_the_other_and_the_next_step_is_of_the_same_episode() -> None:
-    assert [active(number, 4, 0.0) for number in (1, 4)] == [True, True]
-    assert [active(1, 4, progress) for progress in (0.124, 0.125, 1.0)] == [True, False, False]
-    assert [active(number, 4, 0.3) for number in (1, 2, 3)] == [False, False, True]
+    assert [ended(4, progress) for progress in (0.0, 0.124, 0.125, 0.3)] == [0, 0, 1, 2]
     streams = [torch.rand(1, 5, 2) for _ in range(3)]
     counts = torch.tensor([[True, True, True, False, True]])
     first = torch.tensor([[True, False, True, False, False]])

@@ -102,7 +102,7 @@ def test_a_policy_keeps_values_and_optimizer_when_it_begins_to_normalize(shared:
     assert policy.value_units == 1.0
     head.follow(targets(50.0, 4.0))
     torch.testing.assert_close(policy.values(observation, state, first), before, atol=1e-5, rtol=0)  # 1e-6 of 25
-    assert policy.value_units == pytest.approx(float(head.scale) ** -2)
+    assert float(policy.value_units) == pytest.approx(float(head.scale) ** -2)
     learned = {id(parameter) for parameter in policy.optimizer.param_groups[0]["params"]}
     assert learned == {id(parameter) for parameter in policy.parameters()}
     assert {"value_net.mean", "value_net.square", "value_net.shift", "value_net.scale"} <= set(policy.state_dict())

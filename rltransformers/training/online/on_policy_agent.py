@@ -22,6 +22,7 @@ from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.values import to_tensor
 from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment, bytes_of, observation_layout
 from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
+from rltransformers.policies.deep_losses import ended_losses
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.online_agent import OnlineAgent
@@ -74,10 +75,17 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
 
     def _compile(self) -> None:
         super()._compile()
-        self._evaluate = in_mode(self.policy, self._evaluate_segment, self.updates)
+        self._program = in_mode(self.policy, self._evaluate_inputs, self.updates)
 
-    def _evaluate_segment(self, segment: Segment) -> SegmentEvaluation:
-        return self.policy.evaluate_segment(segment, gradient_window=self.gradient_window)
+    def _evaluate(self, segment: Segment) -> SegmentEvaluation:
+        """Evaluate a minibatch; numbers that are constants of machine code stand beside it, one program for each."""
+        return self._program(
+            (segment, self.gradient_window, ended_losses(self.policy.actor.backbone, self.policy.progress))
+        )
+
+    def _evaluate_inputs(self, inputs: tuple[Segment, int | None, int]) -> SegmentEvaluation:
+        segment, gradient_window, _ = inputs
+        return self.policy.evaluate_segment(segment, gradient_window=gradient_window)
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         """One segment of every environment; False when a callback ends training.
