@@ -18,7 +18,22 @@ from rltransformers.cli.main import main
 from rltransformers.cli.settings import find_settings
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.extensions import EXTENSIONS, load_installed
-from rltransformers.mechanisms import TABLES, Dims, MemoryOptions, NoOptions, Objective, Spec, Traits
+from rltransformers.mechanisms import (
+    TABLES,
+    Acts,
+    Call,
+    Dims,
+    Feature,
+    MemoryOptions,
+    Mixed,
+    NoOptions,
+    Objective,
+    Position,
+    Spec,
+    StateMixer,
+    Traits,
+    register,
+)
 from tests.extending import install, unregistered, write_module
 
 LINEAR = TABLES["mixer"]["linear"]
@@ -217,3 +232,59 @@ def test_a_broken_package_is_named_and_leaves_the_others_alone(tmp_path: Path, m
     assert "RuntimeError: no such luck; update the package or uninstall it" in texts[0]
     assert ("mixer", "whole_mixer") in EXTENSIONS
     load_installed()  # once per process
+
+
+class Log(Position):
+    """A distance costs its logarithm; ``acts`` says where."""
+
+    acts = Acts.SCORE
+
+    def __init__(self, dims: Dims, options: NoOptions) -> None:
+        super().__init__()
+
+    def of_distances(self, distance: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return torch.log1p(distance[:, None]).expand(-1, 4)
+
+    def scores(self, q: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return -table.T
+
+
+@pytest.mark.parametrize("other", ["alibi", "rope"])
+@pytest.mark.parametrize("first", [True, False])
+def test_only_one_position_acts_inside_attention(other: str, first: bool) -> None:
+    register(Spec(name="log", axis="position", summary="log", build=Log, needs=(Feature.SCORES,)))
+    Backbone({"position": "log"})
+    with pytest.raises(ConfigError, match="both act inside attention; keep one of them"):
+        Backbone({"position": ["log", other] if first else [other, "log"]})
+
+
+def test_a_position_acts_at_the_input_or_inside_attention() -> None:
+    both = type("Both", (Log,), {"acts": Acts.INPUT | Acts.SCORE})
+    register(Spec(name="both", axis="position", summary="both", build=both, needs=(Feature.SCORES,)))
+    with pytest.raises(ConfigError, match="make two positions of it"):
+        Backbone({"position": "both"})
+
+
+@pytest.mark.parametrize("name", ["hidden", "keys", "hidden_ring"])
+def test_states_of_mixers_leave_names_of_memories_alone(name: str) -> None:
+    class Mean(StateMixer):
+        def __init__(self, dims: Dims, options: NoOptions) -> None:
+            super().__init__()
+            self.width = dims.width
+
+        def state_shapes(self) -> dict[str, tuple[int, ...]]:
+            return {name: (self.width,)}
+
+        def forward(self, h: torch.Tensor, state: dict[str, torch.Tensor], call: Call) -> Mixed:
+            raise AssertionError
+
+    register(Spec(name="mean", axis="mixer", summary="mean", build=Mean))
+    with pytest.raises(ConfigError, match=f"mixer 'mean' calls a tensor of its state '{name}'"):
+        Backbone({"mixer": "mean", "position": "none"})
+
+
+@pytest.mark.parametrize("prior", ["realformer", "lazyformer", "value_residual", "predictive"])
+def test_what_passes_from_layer_to_layer_needs_two(prior: str) -> None:
+    with pytest.raises(ConfigError, match="has no effect in a single layer"):
+        Backbone({"prior": prior, "layers": 1})
+    Backbone({"prior": prior, "layers": 2})

@@ -23,7 +23,7 @@ from rltransformers.blocks.layer import Layer, Sublayer
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Choice, Feature
 from rltransformers.functional.modules import NORMS
-from rltransformers.memory.interface import Form, MemoryOptions
+from rltransformers.memory.interface import RINGS, Form, MemoryOptions
 from rltransformers.mixers.interface import Dims, Mixer, RowMixer
 from rltransformers.positions.interface import INSIDE_ATTENTION, Acts, Position
 
@@ -62,9 +62,19 @@ def build_positions(config: BackboneConfig, layers: int) -> tuple[nn.ModuleList,
     sizes = [inside(config, layer_dims(config, layer)) for layer in range(layers)]
     at_input: list[nn.Module] = []
     at_score: list[Position] = [Position() for _ in range(layers)]
+    acting: list[str] = []  # inside attention
     for choice in config.choices.positions:
         first = choice.build(sizes[0])
         assert isinstance(first, Position)
+        within = bool(first.acts & INSIDE_ATTENTION)
+        if within and first.acts & (Acts.INPUT | Acts.EVERY_LAYER):
+            raise ConfigError(
+                f"position {choice.name!r} acts at the input and inside attention, but does one alone; make two "
+                "positions of it"
+            )
+        acting += [choice.name] if within else []
+        if len(acting) > 1:
+            raise ConfigError(f"positions {acting[0]} and {acting[1]} both act inside attention; keep one of them")
         if Acts.EVERY_LAYER in first.acts and not shares_layers(config):
             continue  # every layer has one
         if Acts.INPUT in first.acts:
@@ -88,6 +98,12 @@ def build_mixing(config: BackboneConfig, layer: int, position: Position) -> Subl
     if plan is not None and isinstance(score := getattr(mixer, "score", None), Score):
         check_score(config, layer, plan, score)
     if not isinstance(mixer, RowMixer):
+        rows = sorted({*RINGS, *RINGS.values()} & {*mixer.state_shapes()})
+        if rows:
+            raise ConfigError(
+                f"mixer {choice.name!r} calls a tensor of its state {rows[0]!r}, the name of rows that a memory keeps; "
+                "give it another name in state_shapes"
+            )
         return Sublayer(mixer, None)
     sizes = mixer.horizon + mixer.stored, dims.width, mixer.key_width, mixer.sinks, dims.tokens_per_step
     return Sublayer(mixer, config.choices.memory_kind.build(*sizes))

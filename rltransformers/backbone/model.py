@@ -246,6 +246,8 @@ class Backbone(nn.Module):
     ) -> tuple[Tensor, State]:
         """Any number of tokens, from a state whose rows lie in order."""
         order, asked, time = None, wanted, x.shape[1]
+        if valid is not None:
+            x = x.masked_fill(~valid[..., None], 0.0)  # padding may hold NaN, which no weight of 0 takes away
         if valid is not None and not padded_behind(valid):
             order = torch.argsort((~valid).to(torch.uint8), dim=1, stable=True)
             x = _take(x, order)

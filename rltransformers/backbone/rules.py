@@ -50,6 +50,11 @@ def check_effects(config: BackboneConfig) -> None:
                 f"{name} lists {len(written)} choices for layers to take in turn, but layers is {config.layers}; "
                 f"set layers to at least {len(written)} or shorten {name}"
             )
+    if config.layers == 1 and {Feature.CARRY, Feature.FIRST_VALUES} & {*config.choices.prior.spec.offers}:
+        raise ConfigError(
+            f"{title(config.choices.prior)} has no effect in a single layer: it hands on what a layer below found; "
+            f"set layers to at least 2, or {without(config.choices.prior)}"
+        )
     ff = config.choices.ff
     if config.ff_width is not None and Feature.MIXER_ALONE in ff.spec.offers:
         raise ConfigError(

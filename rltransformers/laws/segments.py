@@ -1,5 +1,6 @@
 """Laws L1 to L4 of segments and steps: nothing of the future, of other calls, episodes or streams changes an output."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -128,6 +129,7 @@ def padding(case: Case) -> None:
     valid = torch.ones(batch, longer, dtype=torch.bool)
     valid[:, spaces] = False
     x = 100 * torch.randn(batch, longer, case.x.shape[2], dtype=case.x.dtype)
+    x[:, spaces[::2]] = math.nan
     reset = torch.rand(batch, longer) < 0.5
     x[valid], reset[valid] = case.x.flatten(0, 1), case.reset.flatten()
     with torch.no_grad():

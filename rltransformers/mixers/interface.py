@@ -122,7 +122,11 @@ class Mixer(nn.Module, ABC):
         return [each for part in own for each in ([part] if isinstance(part, nn.Parameter) else part.parameters())]
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape per state tensor."""
+        """Name and shape per state tensor.
+
+        "taps" and "second_taps" are the newest tokens, all that a mixer looks back at where it has no other state;
+        "hidden", "keys" and their rings belong to memories.
+        """
         return {}
 
     def constrain_(self) -> None:

@@ -44,7 +44,7 @@ class DataSummary:
         lowest_to_go, highest_to_go: of all steps.
         return_gaps: lowest and highest return of the ranges between worst and best that no episode is near.
         action_units: mean and standard deviation of every component of the Boxes that lack a bound, by path.
-        value_scale: reward units per unit of the critics' networks; 1 in older files.
+        value_scale: reward units per unit of the critics' networks, the largest return; 1 in older files.
         names: what the log calls the components of leaves: {"actions": {"": ["motor_1", "motor_2"]}}.
     """
 
@@ -227,7 +227,7 @@ def summary_of(data: Trajectories, settings: Settings, return_scale: float | Non
         action_units=action_units_of(data),
         return_gaps=return_gaps(first_steps),
         names=data.metadata.get("names"),
-        value_scale=return_scale,
+        value_scale=float(np.abs(first_steps).max()) or 1.0,
     )
 
 
