@@ -20,12 +20,28 @@ from rltransformers.training.normalization import CLIP, EPSILON, RewardScale, ch
 from rltransformers.training.tensor_checks import CheckedTensors
 
 
+def _moment(name: str) -> Any:
+    """A moment that is copied from the device when it is read, and to it when it is set."""
+
+    def read(self: "TensorMeanStd") -> Any:
+        return self._values[name].cpu().numpy()[()]
+
+    def write(self: "TensorMeanStd", value: Any) -> None:
+        self._values[name] = torch.as_tensor(value, dtype=torch.float64, device=self._values[name].device)
+
+    return property(read, write)
+
+
 class TensorMeanStd(RunningMeanStd):
     """Running mean and variance in float64 on a device; whoever reads ``mean``, ``var`` or ``count`` gets copies.
+
+    A copy or a pickle of it is a plain ``RunningMeanStd``.
 
     Args:
         own: the statistics that they begin with.
     """
+
+    mean, var, count = _moment("mean"), _moment("var"), _moment("count")
 
     def __init__(self, own: RunningMeanStd, device: torch.device) -> None:
         self._own = own
@@ -34,17 +50,8 @@ class TensorMeanStd(RunningMeanStd):
             for name, value in {"mean": own.mean, "var": own.var, "count": own.count}.items()
         }
 
-    @property
-    def mean(self) -> np.ndarray:  # type: ignore[override]  # an attribute there
-        return self._values["mean"].cpu().numpy()
-
-    @property
-    def var(self) -> np.ndarray:  # type: ignore[override]
-        return self._values["var"].cpu().numpy()
-
-    @property
-    def count(self) -> float:  # type: ignore[override]
-        return float(self._values["count"])
+    def __reduce__(self) -> Any:
+        return RunningMeanStd, (), {name: getattr(self, name) for name in self._values}
 
     def take(self, rows: Tensor) -> None:
         rows, (mean, var, count) = rows.to(torch.float64), self._values.values()
@@ -92,7 +99,7 @@ class TensorStatistics:
         Raises:
             DataError: for what ``checks`` saw, in place of any other error of the block.
         """
-        self._change(lambda rms: TensorMeanStd(rms, self._device), lambda array: to_tensor(array, self._device))
+        self._bring()
         try:
             yield
             checks.refuse()
@@ -100,10 +107,18 @@ class TensorStatistics:
             checks.refuse(error)  # a network raises something else for a class that it does not know
             raise
         finally:
-            self._change(lambda rms: rms.back(keep and not checks.refused), _array)
+            kept = keep and not checks.refused
+            self._change(lambda rms: rms.back(kept) if isinstance(rms, TensorMeanStd) else rms, _array)
             if self._normalizer is not None:
                 for name in ("old_obs", "old_reward"):
                     setattr(self._normalizer, name, _array(getattr(self._normalizer, name, np.array([]))))
+
+    def _bring(self) -> None:
+        """Bring to the device what is not there: all of it, or what a callback changed in numpy."""
+        self._change(
+            lambda rms: rms if isinstance(rms, TensorMeanStd) else TensorMeanStd(rms, self._device),
+            lambda array: to_tensor(array, self._device),
+        )
 
     def _change(self, statistics: Callable[[Any], Any], sums: Callable[[Any], Any]) -> None:
         """Change all running statistics, and the sums of rewards that those of returns take in."""
@@ -116,7 +131,7 @@ class TensorStatistics:
     def first(self, leaves: Leaves) -> Leaves:
         """Take in and normalize observations of a reset."""
         if self._normalizer is not None:
-            self._normalizer.returns = torch.zeros_like(self._normalizer.returns)
+            self._normalizer.returns = np.zeros(self._normalizer.num_envs)
         return self.observed(leaves, takes=True)
 
     def observed(self, leaves: Leaves, takes: bool) -> Leaves:
@@ -125,6 +140,7 @@ class TensorStatistics:
         if normalizer is None:
             return leaves
         if takes:
+            self._bring()
             normalizer.old_obs = leaves.get("", leaves)
         result, statistics = dict(leaves), cast(dict[str, TensorMeanStd], of_observations(normalizer))
         for path, moments in statistics.items():

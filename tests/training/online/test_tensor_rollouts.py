@@ -9,9 +9,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnMaxEpisodes
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -263,15 +264,34 @@ class Moves(BaseCallback):
         return True
 
 
+@pytest.mark.parametrize("normalizes", [False, True])
+@pytest.mark.parametrize("evaluates", [False, True])
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
-def test_episodes_that_a_callback_broke_off_end_there(name: str) -> None:
+def test_episodes_that_a_callback_broke_off_end_there(name: str, evaluates: bool, normalizes: bool) -> None:
     kind, settings, task = AGENTS[name]
     models = []
     for make in (tensors, twin):
-        model = kind(next(iter(kind.policy_aliases)), make(task), **settings)
-        models.append(model.learn(60, callback=Moves()))
+        env = VecNormalize(make(task)) if normalizes else make(task)
+        model = kind(next(iter(kind.policy_aliases)), env, **settings)
+        callback = EvalCallback(env, n_eval_episodes=1, eval_freq=4, verbose=0, warn=False) if evaluates else Moves()
+        models.append(model.learn(60, callback=callback))
     for (path, mine), (_, other) in zip(*map(_parts, models), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=2e-5, err_msg=path)
+
+
+@pytest.mark.filterwarnings("ignore:saved at step")  # in the middle of a rollout
+@pytest.mark.filterwarnings("ignore:saved at step")  # in the middle of a rollout
+def test_statistics_that_a_callback_takes_in_a_rollout_are_those_of_stable_baselines(tmp_path: Path) -> None:
+    env: Any = VecNormalize(tensors("CartPole-v1"))
+    model: Any = GTrXLPPO("GTrXLPolicy", env, **ON)  # type: ignore[arg-type]
+    other: Any = VecNormalize(tensors("CartPole-v1"))
+    evaluates = EvalCallback(other, n_eval_episodes=1, eval_freq=5, verbose=0)
+    model.learn(30, callback=[CheckpointCallback(5, str(tmp_path), save_vecnormalize=True), evaluates])
+    loaded: Any = VecNormalize.load(str(tmp_path / "rl_model_vecnormalize_15_steps.pkl"), tensors("CartPole-v1"))
+    assert loaded.obs_rms.count == 1e-4 + 6 * N  # those of the reset, and of five steps
+    loaded.reset()
+    for each in (env, loaded, other):
+        assert type(each.obs_rms) is type(each.ret_rms) is RunningMeanStd
 
 
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
