@@ -19,9 +19,10 @@ class NoveltyBonus(VecEnvWrapper):
 
     The count-based bonus within an episode (Henaff et al. 2022, arXiv 2210.05805, section 3): for tasks in which
     something has to be looked at before it is of use. A policy with memory knows what it has seen, so it can tell what
-    is new. Put it around the environment of training and not around that of evaluation; a ``VecMonitor`` inside it
-    (``make_vec_env`` adds one) counts returns without it. Two observations are the same if all their numbers are, which
-    suits grids, symbols and classes: where numbers hardly repeat, the bonus is a reward for going on.
+    is new. Put it around the environment of training and not around that of evaluation (an ``EvalCallback`` beside
+    ``VecNormalize`` wants both alike); a ``VecMonitor`` inside it (``make_vec_env`` adds one) counts returns without
+    it. Two observations are the same if all their numbers are, which suits grids, symbols and classes: where numbers
+    hardly repeat, the bonus is a reward for going on.
 
     Args:
         venv: environments of numpy arrays.

@@ -8,14 +8,14 @@ from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.load import agent_checkpoint, steps_of
@@ -33,6 +33,7 @@ from rltransformers.data import load_trajectories
 from rltransformers.envs.novelty import NoveltyBonus
 from rltransformers.policies.steps import Acting
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
+from rltransformers.training.normalization import pack_normalization, set_statistics
 from rltransformers.training.offline.episodes import open_environments
 from rltransformers.training.offline.playing import check_explores, check_lengths
 from rltransformers.training.offline.validation import ValidationResult
@@ -220,8 +221,8 @@ class OnlineRunAgent(RunAgent):
                 same = ("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
                 env = VecNormalize(env, training=False, **{name: getattr(statistics, name) for name in same})
             self._evaluation_env = env
-        if statistics is not None:
-            sync_envs_normalization(statistics, self._evaluation_env)
+        if statistics is not None:  # whose environment may stand in a NoveltyBonus
+            set_statistics(cast(VecNormalize, self._evaluation_env), pack_normalization(statistics))
         return self._evaluation_env
 
     @property

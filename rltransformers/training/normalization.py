@@ -24,6 +24,7 @@ from rltransformers.core.ranges import LARGEST, NonNegativeNumber, UnitInterval,
 from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.core.values import finite, numbers
 from rltransformers.core.world import Sharing, current_sharing
+from rltransformers.envs.novelty import NoveltyBonus
 from rltransformers.policies.shipping import Scaling
 
 _KIND = "VecNormalize"
@@ -202,10 +203,14 @@ def scalings_of(packed: Mapping[str, Any] | None) -> tuple[dict[str, Scaling], S
     return leaves, Scaling(np.zeros(()), packed["returns"]["var"].numpy(), epsilon, settings["clip_reward"])
 
 
-def wrapper_between(env: VecEnv | None) -> str | None:
-    """The outermost wrapper between a ``VecNormalize`` of ``env`` and the policy that changes what is seen."""
+def wrapper_between(env: VecEnv | None, rewards: bool = False) -> str | None:
+    """The outermost wrapper between a ``VecNormalize`` of ``env`` and the policy that changes what is seen.
+
+    Args:
+        rewards: name one that changes rewards, too.
+    """
     while env is not None and not isinstance(env, VecNormalize):
-        if not isinstance(env, VecMonitor | VecCheckNan):
+        if not isinstance(env, VecMonitor | VecCheckNan) and (rewards or not isinstance(env, NoveltyBonus)):
             return type(env).__name__
         env = cast(VecEnvWrapper, env).venv
     return None

@@ -27,11 +27,12 @@ from stable_baselines3.common.vec_env import (
 
 from rltransformers.agents import GTrXLPPO, GTrXLVMPO
 from rltransformers.algorithms.ppo import PPOLoss, ppo_loss
+from rltransformers.agents import GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.seeding import branch_seeds, seed_environments
-from rltransformers.envs import make_vec_env
+from rltransformers.envs import NoveltyBonus, make_vec_env
 from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.online.online_agent import OnlineAgent
@@ -601,6 +602,25 @@ def test_vec_normalize_on_another_side_of_a_wrapper_is_refused(tmp_path: Path) -
         with pytest.raises(ConfigError, match=message):
             GTrXLPPO.load(tmp_path / "model", device="cpu").set_env(env)
     GTrXLPPO.load(tmp_path / "model", env=Mirror(VecNormalize(walks())), device="cpu").learn(STEPS)
+
+
+def test_a_bonus_around_vec_normalize_changes_nothing_that_is_seen(tmp_path: Path) -> None:
+    model = agent(NoveltyBonus(VecNormalize(walks()), 0.1)).learn(STEPS)
+    model.save(tmp_path / "model")
+    plain, bare = (GTrXLPPO.load(tmp_path / "model", env=env, device="cpu") for env in (walks(), None))
+    actors, observations = [each.actor() for each in (model, plain, bare)], walks().reset()
+    for actor in actors:
+        actor.reset()
+    ours, *theirs = [actor(observations) for actor in actors]
+    for actions in theirs:
+        np.testing.assert_array_equal(actions, ours)
+
+
+def test_a_replay_that_would_lose_a_bonus_is_refused() -> None:
+    settings: Any = {"policy_kwargs": {"backbone": BACKBONE}, "buffer_size": 400, "device": "cpu"}
+    with pytest.raises(ConfigError, match="NoveltyBonus stands between VecNormalize and the policy"):
+        GTrXLSAC("GTrXLSACPolicy", NoveltyBonus(VecNormalize(walks()), 0.1), **settings)
+    GTrXLSAC("GTrXLSACPolicy", VecNormalize(NoveltyBonus(walks(), 0.1)), **settings)
 
 
 def test_a_device_that_is_not_there_is_no_fault_of_the_file(tmp_path: Path) -> None:

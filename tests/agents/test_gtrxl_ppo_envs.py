@@ -21,7 +21,7 @@ from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.guard import reset_rows
 from rltransformers.core.spaces import leaf_values
 from rltransformers.data import record
-from rltransformers.envs import FlatDict, GymnasiumVecEnv, make_vec_env
+from rltransformers.envs import FlatDict, GymnasiumVecEnv, NoveltyBonus, make_vec_env
 from rltransformers.policies.observations import fit_observation
 from rltransformers.training.evaluation import evaluate_online
 from tests.agents.rollouts import rollout
@@ -261,6 +261,14 @@ def test_an_evaluation_that_takes_no_statistics_is_refused_when_learning_begins(
         model.learn(16, callback=[EvalCallback(good, verbose=0), EvalCallback(wrap(walks()), verbose=0)])
     assert model.num_timesteps == 0
     model.learn(16, callback=EvalCallback(good, eval_freq=4, verbose=0))
+
+
+def test_an_evaluation_in_environments_with_a_bonus_leaves_it_out() -> None:
+    env, other = (NoveltyBonus(make_vec_env("CartPole-v1", count, seed=0), 0.25) for count in (2, 1))
+    evaluates = EvalCallback(VecNormalize(other, training=False, norm_reward=False), eval_freq=8, verbose=0)
+    model = agent(VecNormalize(env)).learn(16, callback=evaluates)
+    returns, lengths = evaluate_policy(model, evaluates.eval_env, 3, return_episode_rewards=True)
+    assert returns == lengths
 
 
 def test_integers_are_not_normalized() -> None:

@@ -642,6 +642,8 @@ def test_normalized_inputs_come_back_with_the_checkpoint(
         "{}",
         "--environment.normalize_observation",
         "true",
+        "--environment.novelty_bonus",  # which the environment of evaluation does not have
+        "0.25",
     ]
     run(capsys, "train", f"{name}.yaml", *(words if name == "online" else []))
     agent = build_agent(read_experiment(f"runs/{name}-seed0/config.yaml"), Path(f"runs/{name}-seed0/last.zip"), False)

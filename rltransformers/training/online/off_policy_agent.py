@@ -79,7 +79,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
     def _new_replay(self) -> SegmentReplay:
         normalizer = self._vec_normalize_env
         if normalizer is not None:
-            check_outermost(wrapper_between(self.env))
+            check_outermost(wrapper_between(self.env, rewards=True))
         space = tree_space(self.observation_space if normalizer is None else normalizer.venv.observation_space)
         leaves = self.policy.seen_leaves | leaf_spaces(space)
         room = self.buffer_size // self.sharing.size
