@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -298,5 +298,11 @@ class GTrXLSAC(OffPolicyMemoryAgent):
                 group["lr"] *= self.encoder_rate
 
     @classmethod
-    def only_starts(cls, name: str, value: Any) -> bool:
-        return name == "ent_coef" and str(value).startswith("auto_")
+    def only_starts(cls, name: str, value: Any, stored: Any) -> bool:
+        return name == "ent_coef" and str(value).startswith("auto_") and isinstance(stored, str)
+
+    def _taken_over(self, tensors: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+        if self.temperature.fixed is not None or isinstance(settings["ent_coef"], str):
+            return tensors
+        fresh = {"temperature": self.temperature, "temperature_optimizer": self.temperature_optimizer}
+        return tensors | {name: cast(Any, part).state_dict() for name, part in fresh.items()}

@@ -266,7 +266,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         record("train/kl", float(torch.stack(list(divergences.values())).sum(0).mean()))
 
     @classmethod
-    def only_starts(cls, name: str, value: Any) -> bool:
+    def only_starts(cls, name: str, value: Any, stored: Any) -> bool:
         return name in ("eta_init", "alpha_init")
 
     def _own_tensors(self) -> dict[str, Any]:

@@ -109,12 +109,23 @@ def test_temperature_targets_and_both_optimizers_are_in_the_file_and_among_the_p
 
 
 def test_a_file_holds_the_temperature_as_it_is_by_now(tmp_path: Path) -> None:
-    soft(ent_coef=0.2).save(tmp_path / "model")
+    soft(ent_coef="auto_0.2").save(tmp_path / "model")
     for ent_coef, value in ((0.5, 0.5), ("auto", 0.2)):
         loaded = GTrXLSAC.load(tmp_path / "model", ent_coef=ent_coef)
         assert float(loaded.temperature.value) == pytest.approx(value)
     with pytest.raises(ConfigError, match="ent_coef: the first value of what the file holds"):
         GTrXLSAC.load(tmp_path / "model", ent_coef="auto_0.5")
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.2])
+def test_a_temperature_that_was_fixed_is_learned_from_its_first_value_on(fixed: float, tmp_path: Path) -> None:
+    soft(ent_coef="auto_0.3").learn(STEPS).save(tmp_path / "model")
+    GTrXLSAC.load(tmp_path / "model", ent_coef=fixed, device="cpu").save(tmp_path / "model")
+    for ent_coef, value in (("auto", 1.0), ("auto_0.1", 0.1)):
+        loaded = GTrXLSAC.load(tmp_path / "model", env=walks(), device="cpu", ent_coef=ent_coef)
+        assert float(loaded.temperature.value) == pytest.approx(value)
+        assert not loaded.temperature_optimizer.state
+        assert float(loaded.learn(STEPS).temperature.value) != pytest.approx(value, rel=1e-6)
 
 
 def test_every_group_of_a_loaded_optimizer_has_the_rate_that_it_was_saved_with(tmp_path: Path) -> None:

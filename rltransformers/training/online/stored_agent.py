@@ -103,9 +103,17 @@ class StoredAgent(BaseAlgorithm):
         """Raise ConfigError for settings that do not fit each other."""
 
     @classmethod
-    def only_starts(cls, name: str, value: Any) -> bool:
-        """Whether a setting is the first value of what training then changes, so that ``load`` cannot replace it."""
+    def only_starts(cls, name: str, value: Any, stored: Any) -> bool:
+        """Whether a setting is the first value of what training then changes, so that ``load`` cannot replace it.
+
+        Args:
+            stored: the setting in the file.
+        """
         return False
+
+    def _taken_over(self, tensors: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Tensors that this agent takes over from the file of an agent with other ``settings``."""
+        return tensors
 
     def _own_tensors(self) -> dict[str, Any]:
         """Tensors for a checkpoint, beside those of every online agent."""
@@ -170,7 +178,8 @@ class StoredAgent(BaseAlgorithm):
                 normalization.check_same_rewards(vec_env, packed)
         same_envs = stored.n_envs == agent.all_envs
         with _fit_check(cls, path, overrides), contents_of(path, cls.kind):
-            tensors = own_tensors(agent, stored.tensors) if same_envs else stored.tensors
+            tensors = agent._taken_over(stored.tensors, stored.settings)
+            tensors = own_tensors(agent, tensors) if same_envs else tensors
             restore_learning(agent, tensors, agent.n_envs if same_envs else stored.n_envs)
         with contents_of(path, cls.kind):
             if overrides.get("seed") is not None:
@@ -336,7 +345,8 @@ def _checked_overrides(
 ) -> dict[str, Any]:
     """Settings that replace the stored ones; raises ConfigError for one that cannot."""
     replaced = replaced_settings(custom_objects, overrides, cls.setting_names())
-    if outdated := [name for name, value in replaced.items() if cls.only_starts(name, value)]:
+    known = stored.settings
+    if outdated := [name for name, value in replaced.items() if cls.only_starts(name, value, known.get(name))]:
         raise ConfigError(
             f"{', '.join(outdated)}: the first value of what the file holds as it is by now, so another one has no "
             "effect; leave it out"
