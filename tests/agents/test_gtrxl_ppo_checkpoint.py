@@ -564,6 +564,21 @@ def test_reported_episodes_of_any_types_are_saved_as_far_as_they_are_plain(tmp_p
     assert loaded.learn(STEPS, reset_num_timesteps=False).num_timesteps == 2 * STEPS
 
 
+class WalkWithRecord(Walk):
+    """Reports its episodes by itself, in arrays of one entry."""
+
+    def step(self, action: Any) -> Any:
+        *rest, ended, _, info = super().step(action)
+        return *rest, ended, False, info | ({"episode": {"r": np.array([1.5]), "l": np.array([3])}} if ended else {})
+
+
+def test_an_episode_that_is_reported_in_arrays_is_loaded(tmp_path: Path) -> None:
+    env = DummyVecEnv([partial(WalkWithRecord, (3,))])
+    agent(env).learn(STEPS).save(tmp_path / "model")
+    loaded = GTrXLPPO.load(tmp_path / "model", env=env, device="cpu")
+    assert list(loaded.ep_info_buffer or ()) == [{"r": 1.5, "l": 3}] * (STEPS // 3)
+
+
 def named() -> VecEnv:
     return DummyVecEnv(
         [lambda: AnySpace(spaces.Dict({k: spaces.Box(-9.0, 9.0, (2,)) for k in "ab"}), spaces.Discrete(2))]

@@ -150,9 +150,11 @@ def restore_learning(agent: Any, tensors: Mapping[str, Any], n_envs: int) -> Non
             generator.set_state(value)
     for name, annotation in COUNTERS.items():
         setattr(agent, name, check(tensors["counters"][name], annotation, f"counters.{name}"))
-    episodes = check(unpack_arrays(tensors["episodes"]), list[Mapping[str, Any]], "episodes")
+    episodes = check(unpack_arrays(tensors["episodes"]), list[dict[str, Any]], "episodes")
     for name in ("r", "l"):
         for episode in episodes:
+            if isinstance(episode[name], np.ndarray):  # of one entry, as some environments report it
+                episode[name] = np.reshape(episode[name], ())[()]
             check(episode[name], float, f"episodes.{name}")
     agent.ep_info_buffer = deque(episodes, maxlen=agent._stats_window_size)
     successes = check(tensors["successes"], list[float], "successes")
