@@ -9,6 +9,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.guard import reset_rows
 from rltransformers.core.ranges import Count, PositiveNumber, strict
 from rltransformers.core.spaces import leaf_values
 from rltransformers.envs.tensors import TensorVecEnv
@@ -51,11 +52,14 @@ class NoveltyBonus(VecEnvWrapper):
 
     def step_wait(self) -> VecEnvStepReturn:
         observations, rewards, dones, infos = self.venv.step_wait()
-        new = np.zeros(self.num_envs, bool)
+        new, resets = np.zeros(self.num_envs, bool), reset_rows(self)
         for index, leaves in enumerate(self._rows(observations)):
             seen, shown = self._seen[index], _digest(leaves)
+            if resets[index]:  # nobody acted: what is shown is the first observation of an episode
+                self._seen[index] = {shown}
+                continue
             reached = shown
-            if dones[index]:  # then what is shown is the first observation of the next episode
+            if dones[index]:  # then what is shown is the first observation of the next episode, or a reset row follows
                 last = leaf_values(self.observation_space, infos[index]["terminal_observation"]).values()
                 reached = _digest([np.asarray(a, b.dtype) for a, b in zip(last, leaves, strict=True)])
                 self._seen[index] = set()

@@ -6,10 +6,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from stable_baselines3.common.vec_env import VecEnv
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.envs import NoveltyBonus, make_vec_env
+from rltransformers.core.guard import reset_rows
+from rltransformers.envs import GymnasiumVecEnv, NoveltyBonus, make_vec_env
 from rltransformers.envs.saving import environment_state, restore_environment, takes_state
 
 BONUS = 0.25
@@ -51,6 +54,17 @@ def test_an_observation_pays_once_in_an_episode(kind: str) -> None:
     assert rewards(env, [0, 1, 1]) == [0, BONUS, BONUS]  # a new episode; its first cell came with the end of the last
     env.reset()
     assert rewards(env, [0, 1]) == [0, BONUS]
+
+
+def test_a_row_in_which_an_environment_is_only_reset_pays_nothing() -> None:
+    env = NoveltyBonus(GymnasiumVecEnv(RecordEpisodeStatistics(SyncVectorEnv([Walk]))), BONUS)
+    env.reset()
+    episode = [BONUS, BONUS, BONUS, 1 + BONUS]
+    assert rewards(env, [1] * 4) == episode
+    assert reset_rows(env).tolist() == [False]
+    assert rewards(env, [1]) == [0]
+    assert reset_rows(env).tolist() == [True]
+    assert rewards(env, [1] * 4) == episode  # the last cell is new to this one, too
 
 
 def test_statistics_of_episodes_leave_it_out() -> None:
