@@ -83,5 +83,6 @@ class NoveltyBonus(VecEnvWrapper):
 
 def _digest(leaves: Sequence[np.ndarray]) -> int:
     """64 bits of one observation."""
-    data = b"".join(leaf.tobytes() for leaf in leaves)
+    same_zeros = (leaf + 0.0 if leaf.dtype.kind == "f" else leaf for leaf in leaves)  # -0.0 as 0.0
+    data = b"".join(leaf.tobytes() for leaf in same_zeros)
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True)

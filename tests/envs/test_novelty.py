@@ -67,6 +67,27 @@ def test_a_row_in_which_an_environment_is_only_reset_pays_nothing() -> None:
     assert rewards(env, [1] * 4) == episode  # the last cell is new to this one, too
 
 
+class Signs(gymnasium.Env[Any, Any]):
+    """A zero, a negative zero, a one, and so on."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(**options)
+        self.numbers = iter([-0.0, 1.0, 0.0])
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.full(2, next(self.numbers), np.float32), 0.0, False, False, {}
+
+
+def test_a_negative_zero_is_a_zero() -> None:
+    env = NoveltyBonus(make_vec_env(Signs), BONUS)
+    env.reset()
+    assert rewards(env, [0] * 3) == [0, BONUS, 0]
+
+
 def test_statistics_of_episodes_leave_it_out() -> None:
     env = NoveltyBonus(make_vec_env(Walk), BONUS)
     env.reset()
