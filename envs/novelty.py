@@ -31,7 +31,8 @@ class NoveltyBonus(VecEnvWrapper):
         steps: of each environment, over which the bonus falls linearly to 0; None: it stays as it is.
 
     Attributes:
-        steps_done: of each environment; set it where a run goes on without a saved state.
+        steps_done: of each environment. ``load`` of an agent restores it where the file holds the state of the
+            environments (``rltransformers.envs.saving``); set it behind ``load`` where it does not.
 
     Raises:
         ConfigError: for environments in tensors, and a bonus that is not positive.

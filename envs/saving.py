@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor, VecNormalize
 
+from rltransformers.envs.novelty import NoveltyBonus
+
 State = dict[str, Any]
 COUNT = f"{VecMonitor.__name__}/count"
 """End of the path of the episodes that a ``VecMonitor`` has counted."""
@@ -46,6 +48,13 @@ def restore_environment(env: VecEnv, state: Mapping[str, Any]) -> None:
             layer.episode_count = state[name]["count"]
         else:
             layer.load_state_dict(state[name])
+
+
+def restore_bonus(env: VecEnv, state: Mapping[str, Any]) -> None:
+    """Of such a state, set how far a ``NoveltyBonus`` has fallen alone: for new episodes."""
+    for name, layer in _layers(env).items():
+        if isinstance(layer, NoveltyBonus):
+            layer.steps_done = state[name]["steps_done"]
 
 
 def joined_states(states: Sequence[State | None]) -> State | None:

@@ -1,5 +1,6 @@
 """A bonus for what an episode has not shown yet: paid once per observation and episode, to training alone."""
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,7 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from stable_baselines3.common.vec_env import VecEnv
 
+from rltransformers.agents import GTrXLPPO
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import reset_rows
 from rltransformers.envs import GymnasiumVecEnv, NoveltyBonus, make_vec_env
@@ -119,6 +121,14 @@ def test_what_an_episode_has_seen_goes_on_from_a_state() -> None:
     restore_environment(second, state)
     for _ in range(40):
         assert first.step(np.zeros(3, int))[1].tolist() == second.step(np.zeros(3, int))[1].tolist()
+
+
+def test_a_loaded_agent_goes_on_with_the_bonus_in_new_episodes(tmp_path: Path) -> None:
+    settings: Any = {"n_steps": 4, "device": "cpu", "policy_kwargs": {"backbone": {"preset": "gtrxl", "width": 8}}}
+    first, second = (NoveltyBonus(make_vec_env("rltransformers/CueRecall-v0", 3, seed=0), BONUS, 50) for _ in range(2))
+    GTrXLPPO("GTrXLPolicy", first, **settings).learn(24).save(tmp_path / "model")
+    GTrXLPPO.load(tmp_path / "model", env=second, device="cpu")
+    assert second.steps_done == first.steps_done == 8
 
 
 def test_what_it_cannot_compare_is_refused() -> None:

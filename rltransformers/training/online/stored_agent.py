@@ -28,7 +28,7 @@ from rltransformers.core.device import find_device
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line
 from rltransformers.core.ranges import Count, check, check_settings, constructor_annotations, shown, strict
 from rltransformers.core.spaces import Space, space_from_json, space_to_json
-from rltransformers.envs.saving import restore_environment, takes_state
+from rltransformers.envs.saving import restore_bonus, restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.observations import tree_space
@@ -208,6 +208,9 @@ class StoredAgent(BaseAlgorithm):
                 if restorable:
                     restore_environment(cast(VecEnv, vec_env), state)
                 restore_place(agent, tensors)
+        elif restorable:
+            with contents_of(path, cls.kind):
+                restore_bonus(cast(VecEnv, vec_env), state)
         return cast(Self, agent)
 
     @strict
