@@ -25,9 +25,8 @@ from stable_baselines3.common.vec_env import (
     VecNormalize,
 )
 
-from rltransformers.agents import GTrXLPPO, GTrXLVMPO
-from rltransformers.algorithms.ppo import PPOLoss, ppo_loss
 from rltransformers.agents import GTrXLPPO, GTrXLSAC, GTrXLVMPO
+from rltransformers.algorithms.ppo import PPOLoss, ppo_loss
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
