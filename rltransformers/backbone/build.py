@@ -154,7 +154,14 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
     chooser = next((each for each in (*patterns, selection) if isinstance(each, Chooser)), None)
     stores = layer == layer_with_store(config) and Feature.RETRIEVAL in choices.mixer.spec.offers
     span: Part = choices.span.build(met)
-    pattern = span.narrowed(Pattern(tuple(map(reach_of, patterns))))
+    reaches = tuple(map(reach_of, patterns))
+    for choice, reach in zip(choices.patterns, reaches, strict=False):
+        if dims.memory == 0 and reach.sinks:
+            raise ConfigError(
+                f"{title(choice)} keeps first tokens, so memory 0 does not make it memoryless; set memory to at least "
+                f"1 or {without(choice).removeprefix('set ')}"
+            )
+    pattern = span.narrowed(Pattern(reaches))
     prior: Part = common.prior.build(met) if prior_acts else Part()
     if prior.takes_weights:
         return Plan(pattern, ValuesOnly(dims), prior=prior, combine=heads if isinstance(heads, Combine) else None)

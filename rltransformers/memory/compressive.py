@@ -222,6 +222,7 @@ SPEC = Spec(
         Refusal(Feature.REACH, "the memory itself decides which tokens are visible"),
         Refusal(Feature.HEAD_PATTERNS, "the memory itself decides which tokens are visible, to all heads alike"),
         Refusal(Feature.STEP_TOKENS, "its blocks count tokens and would cut through a step"),
+        Refusal(Feature.NO_MEMORY, "it keeps compressed rows, so that memory 0 does not make the layers memoryless"),
     ),
     produces=(Loss("compression", {"function": "conv"}),),
     formula="the oldest c inputs become f_c(inputs); keys are [compressed; raw; own]",

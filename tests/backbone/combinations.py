@@ -126,6 +126,7 @@ REFUSED: list[tuple[str, str, str]] = [
     # Patterns with rules about the position of the query.
     (f"{RULES} global schedule", "setting: mixers_of_layers", "keys that a pattern can leave out"),
     (f"{RULES} schedule", "setting: no_memory", "set memory to at least"),
+    ("pattern: global", "setting: no_memory", "does not make it memoryless"),
     ("pattern: schedule", "prior: realformer", "about the same keys"),
     ("pattern: schedule", "depth: universal universal_act act; losses: ponder", "there is only one layer"),
     # A window per head is a pattern per head.
@@ -191,7 +192,11 @@ REFUSED: list[tuple[str, str, str]] = [
     ("memory_kind: memorizing", "losses: compression", "has nothing to act on"),
     # Slots are rows beside those of the window, and are kept whatever the window is.
     ("memory_kind: slots", f"{NO_SCORES}; {TAPS}; {SLOTS}; {KEYLESS}; mixer: lowrank_band", "compressed rows"),
-    ("memory_kind: slots", "setting: no_memory", "does not make the layers memoryless"),
+    (
+        "memory_kind: slots compressive; losses: compression",
+        "setting: no_memory",
+        "does not make the layers memoryless",
+    ),
     ("memory_kind: slots", "losses: compression", "has nothing to act on"),
     # Scores that are not products of queries and keys, or have no keys at all.
     (

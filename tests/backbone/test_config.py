@@ -26,6 +26,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"layers": True}, r"backbone.layers must be a whole number in \[1, 1000\], got True"),
     ({"heads": 0}, "heads must be a whole number"),
     ({"memory": -1}, r"backbone.memory must be a whole number in \[0, 1000000\], got -1"),
+    (
+        {"memory": 0, "pattern": {"name": "longformer", "window": 1}},
+        "pattern 'longformer' keeps first tokens, so memory 0",
+    ),
+    (
+        {"memory": 0, "pattern": {"name": "union", "patterns": ["global", {"name": "band", "window": 1}]}},
+        "pattern 'union' keeps first tokens, so memory 0 does not make it memoryless; set memory to at least 1 or "
+        "pattern to 'full'",
+    ),
+    ({"memory": 0, "pattern": [["full", "full", "global", "full"]]}, "pattern 'global' keeps first tokens"),
+    ({"memory": 0, "memory_kind": "compressive"}, "it keeps compressed rows, so that memory 0 does not make"),
     ({"tokens_per_step": 0}, "tokens_per_step must be a whole number"),
     ({"kv_heads": 0}, r"backbone.kv_heads must be a whole number in \[1, 1000000\] or None \(null\), got 0"),
     ({"head_dim": "8"}, "head_dim must be a whole number"),

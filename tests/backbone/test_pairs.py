@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rltransformers import laws
 from rltransformers.attention.softmax import SPEC as SOFTMAX
-from rltransformers.backbone import AXES, PLAIN, BackboneConfig, Record, build, catalogue
+from rltransformers.backbone import AXES, PLAIN, Backbone, BackboneConfig, Record, build, catalogue
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.errors import ConfigError
 from rltransformers.laws import Case, pairs, perturbed
@@ -60,6 +60,13 @@ def test_a_pair_is_accepted_or_refused_for_the_reason_in_the_table(left: str, ri
         if bool(message) != bool(words) or words not in message:
             wrong.append(f"{sorted(pair)}: expected {words or 'to work'!r}, got {message!r}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_with_memory_0_what_is_accepted_keeps_nothing_of_earlier_tokens() -> None:
+    alone = [pair for pair in ACCEPTED if ("setting", "no_memory") in pair]
+    backbones = {str(pair): Backbone(BackboneConfig(**{**PLAIN, **settings(frozenset(pair))})) for pair in alone}
+    keep = [pair for pair, backbone in backbones.items() if backbone.receptive_field != 0]
+    assert keep == [str([("mixer", "informer"), ("setting", "no_memory")])]  # measures, all 0 where a query has one key
 
 
 @pytest.mark.parametrize("pair", SAMPLE, ids=str)
