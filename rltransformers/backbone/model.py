@@ -245,7 +245,7 @@ class Backbone(nn.Module):
         record: Record | None,
     ) -> tuple[Tensor, State]:
         """Any number of tokens, from a state whose rows lie in order."""
-        order, asked, time = None, wanted, x.shape[1]
+        order, asked = None, wanted
         if valid is not None:
             x = x.masked_fill(~valid[..., None], 0.0)  # padding may hold NaN, which no weight of 0 takes away
         if valid is not None and not padded_behind(valid):
@@ -276,9 +276,7 @@ class Backbone(nn.Module):
             record.exits = None if record.exits is None else placed(like(record.exits, x))
             mixed = record.random_exits
             record.random_exits = None if mixed is None else placed(normalized(self.final_norm, like(mixed, x)))
-        last = tokens.last_position()
-        last = last.clone() if valid is None and time > 1 else last  # a view would keep the places of all tokens
-        return placed(x), state_of({"position": last}, after)
+        return placed(x), state_of({"position": tokens.last_position()}, after)
 
     def run(self, x: Tensor, states: list[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
         """Embedding, layers, norms: the wanted tokens, and the states of the layers."""

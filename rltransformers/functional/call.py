@@ -82,7 +82,7 @@ class Tokens:
     def last(self, values: Tensor, before: Tensor) -> Tensor:
         """``values[b, length_b - 1]`` of [B, T, ...], or ``before[b]`` where the call brought no valid token."""
         if self.length is None:
-            return values[:, -1]
+            return values[:, -1].clone() if values.shape[1] > 1 else values[:, -1]  # a view would keep all tokens
         index = (self.length - 1).clamp(min=0)
         chosen = values[torch.arange(values.shape[0], device=values.device), index]
         empty = (self.length == 0).view(-1, *[1] * (chosen.dim() - 1))
