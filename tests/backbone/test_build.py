@@ -11,6 +11,7 @@ import torch
 
 from rltransformers.attention.reach import Reach
 from rltransformers.backbone import AXES, PLAIN, Backbone, BackboneConfig, build, catalogue, choices, rules
+from rltransformers.blocks.activations import ACTIVATIONS
 from rltransformers.core.spec import Feature, Spec
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.memory.interface import MemoryOptions, build_rows
@@ -151,7 +152,10 @@ def test_what_is_built_is_not_known_to_the_builder(module: object) -> None:
     assert not mechanisms & ({node.module for node in imports} | named)
 
 
-@pytest.mark.parametrize("values", [{}, {"depth": "depth_adaptive", "layers": 2}], ids=str)
+ACTIVATED = [{"ff": {"name": "ffn", "activation": name}} for name in ACTIVATIONS]
+
+
+@pytest.mark.parametrize("values", [{}, {"depth": "depth_adaptive", "layers": 2}, *ACTIVATED], ids=str)
 def test_a_backbone_passes_through_a_pickle(values: dict[str, Any]) -> None:
     """As ``torch.save`` of whole modules and processes that are spawned need it."""
     backbone, x = Backbone({**PLAIN, "width": 12, "heads": 2, "memory": 5, **values}).eval(), torch.randn(2, 7, 12)
