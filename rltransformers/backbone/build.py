@@ -20,7 +20,7 @@ from rltransformers.attention.scores.interface import ValuesOnly
 from rltransformers.backbone.axes import AXES
 from rltransformers.backbone.rules import setting_features, title, without
 from rltransformers.blocks.layer import Layer, Sublayer
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, error_line
 from rltransformers.core.spec import Choice, Feature
 from rltransformers.functional.modules import NORMS
 from rltransformers.memory.interface import RINGS, Form, MemoryOptions
@@ -277,9 +277,17 @@ def part_numbers(config: BackboneConfig) -> PartNumbers:
         0 if universal else firsts.setdefault((layer % turns, layer == store, bool(carries) and layer == 0), layer)
         for layer in range(config.layers)
     )
-    with torch.device("meta"), _Unfilled():
-        inputs, at_scores = build_positions(config, max(kinds) + 1)
-        layers = build_layers(config, kinds, [at_scores[kind] for kind in kinds])
+    try:
+        with torch.device("meta"), _Unfilled():
+            inputs, at_scores = build_positions(config, max(kinds) + 1)
+            layers = build_layers(config, kinds, [at_scores[kind] for kind in kinds])
+    except Exception as error:
+        if not hasattr(error, "__notes__"):  # which names the choice
+            raise
+        raise ConfigError(
+            f"{error.__notes__[0]} cannot be built ({error_line(error)}); a config builds it once without numbers, to "
+            "count its sizes, so make initial values without a look at those of tensors, for instance with NumPy"
+        ) from error
     parameters: dict[str, int] = {}
     states: tuple[dict[str, int], dict[str, int]] = ({}, {})
     counted: list[nn.Parameter] = []
@@ -310,9 +318,17 @@ class _Unfilled(TorchFunctionMode):
         tags = _tags_of(name)
         if name.endswith("_") and not name.endswith("__") and torch.Tag.inplace_view not in tags:
             return args[0] if args else named["tensor"]
-        if torch.Tag.pointwise in tags:
-            return torch.broadcast_tensors(*(value for value in args if isinstance(value, Tensor)))[0]
+        tensors = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
+        if torch.Tag.pointwise in tags and any(value.is_meta for value in tensors):
+            nothing = {key: _without_numbers(value) for key, value in named.items()}
+            result = function(*map(_without_numbers, args), **nothing)
+            return torch.empty(torch.broadcast_tensors(*tensors)[0].shape, dtype=result.dtype)
         return function(*args, **named)
+
+
+def _without_numbers(value: Any) -> Any:
+    """For a tensor an empty one with storage, of the same type and rank; for a scalar 1."""
+    return torch.ones([0] * value.dim(), dtype=value.dtype, device="cpu") if isinstance(value, Tensor) else value
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
-from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
+from rltransformers.core.errors import OUR_ERRORS, ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.extensions import find_mechanism, names_of
 from rltransformers.core.ranges import check, describe, shown
 
@@ -225,7 +225,12 @@ class Choice:
     def build(self, *sizes: Any) -> Any:
         """Make the mechanism of the sizes that its axis hands out; ConfigError for options that do not fit them."""
         assert self.spec.build is not None, f"{self.name} is selected by other settings"
-        return self.spec.build(*sizes, self.options)
+        try:
+            return self.spec.build(*sizes, self.options)
+        except Exception as error:
+            if not isinstance(error, OUR_ERRORS):
+                error.add_note(f"{self.spec.axis} {self.name!r}")  # read where sizes are counted
+            raise
 
     @staticmethod
     def parse(value: Any, axis: str, table: Mapping[str, Spec], path: str = "") -> "Choice":

@@ -6,17 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rltransformers.attention.reach import Reach
+from rltransformers.attention.roles import Part
 from rltransformers.backbone import AXES, PLAIN, Backbone, BackboneConfig, build, catalogue, choices, rules
 from rltransformers.blocks.activations import ACTIVATIONS
-from rltransformers.core.spec import Feature, Spec
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Feature, NoOptions, Spec
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.memory.interface import MemoryOptions, build_rows
 from rltransformers.mixers import linear
-from rltransformers.mixers.interface import RowMixer
+from rltransformers.mixers.interface import Dims, RowMixer
 
 
 @dataclass(frozen=True)
@@ -191,3 +194,38 @@ def test_shapes_without_numbers_follow_views_and_arithmetic() -> None:
         assert (1 - rows).shape == rows.uniform_().exp().shape == (4, 3)
         assert (rows[:, :1] * torch.rand(3)).shape == (4, 3)
         assert torch.nn.init.xavier_uniform_(torch.empty(2, 5)).shape == (2, 5)
+
+
+INITIAL = [
+    lambda count: torch.arange(1, count + 1) / count,
+    lambda count: 2.0 ** -torch.arange(count),
+    lambda count: torch.arange(count).exp(),
+    lambda count: torch.where(torch.arange(count) > 0, 0.5, 1.0),
+    lambda count: (torch.arange(count) == 1).float(),
+    lambda count: (torch.rand(count, 1) + torch.arange(count))[0],
+    lambda count: torch.randn(count).double() * torch.arange(count),
+    lambda count: torch.clamp(torch.arange(count), min=torch.as_tensor(0.5)),
+    lambda count: torch.as_tensor(1.0) * torch.arange(count) + torch.from_numpy(np.ones(count, np.float32)),
+]
+
+
+@pytest.mark.parametrize("index", range(len(INITIAL)))
+def test_initial_values_without_numbers_have_the_type_of_those_with_numbers(index: int) -> None:
+    expected = INITIAL[index](4)
+    with torch.device("meta"), build._Unfilled():
+        found = INITIAL[index](4)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+
+
+def unit_vector(dims: Dims, options: NoOptions) -> Part:
+    """Looks at the numbers of a tensor."""
+    torch.ones(dims.heads).norm().item()
+    return Part()
+
+
+def test_a_mechanism_that_cannot_be_built_without_numbers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Spec("B99", "mine", "prior", "-", "Nothing.", unit_vector)
+    monkeypatch.setitem(AXES["prior"].table, "mine", spec)
+    with pytest.raises(ConfigError, match=r"prior 'mine' .*item.*once without numbers, to count its sizes") as caught:
+        BackboneConfig(**{**PLAIN, "prior": "mine"})
+    assert isinstance(caught.value.__cause__, RuntimeError)
