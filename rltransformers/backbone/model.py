@@ -353,6 +353,12 @@ class Backbone(nn.Module):
                     f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"
                 )
             self.check_state(state)
+            known = weights, x.dtype, torch.bfloat16, torch.float16  # half precision is what autocast leaves
+            for value in state.tensors.values():
+                if value.dtype not in known and value.is_floating_point():
+                    raise ConfigError(
+                        f"state is of {value.dtype}, the weights are of {weights}: pass state.to(dtype={weights})"
+                    )
 
     def check_state(self, state: State) -> None:
         """Raise ConfigError unless the tensors of a state have the names and shapes that this backbone gives them."""

@@ -42,7 +42,12 @@ class State:
         return State({name: function(value) for name, value in self.tensors.items()})
 
     def __getitem__(self, index: Tensor | slice | Sequence[int]) -> "State":
-        return self.map(lambda value: value[index])
+        rows = self.map(lambda value: value[index])
+        if rows.tensors["position"].dim() != 1:
+            raise ConfigError(
+                f"a state is indexed by rows and stays a batch: state[[0]] or state[0:1], not state[{index}]"
+            )
+        return rows
 
     def detach(self) -> "State":
         return self.map(Tensor.detach)

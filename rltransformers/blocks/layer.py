@@ -1,6 +1,8 @@
 """One layer: mixing, a look at elements, transform, joined to the stream. Axes: B batch, T tokens, D model width."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,6 +12,7 @@ from rltransformers.attention.cross import CrossAttention, looked_up
 from rltransformers.attention.layer import Attention
 from rltransformers.blocks.feedforward import in_chunks
 from rltransformers.blocks.residual import Residual
+from rltransformers.core.errors import ConfigError
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.functional.modules import dropout
 from rltransformers.memory.interface import Compressed, Form, Places, RowMemory
@@ -26,7 +29,7 @@ class Sublayer(nn.Module):
     def __init__(self, mixer: Mixer, memory: RowMemory | None) -> None:
         super().__init__()
         self.mixer, self.memory = mixer, memory
-        self.state_names = tuple(mixer.state_shapes())  # of the mixer
+        self.shapes = mixer.state_shapes()
 
     def tables(self) -> dict[str, Tensor]:
         if not isinstance(self.mixer, RowMixer) or self.memory is None:
@@ -119,7 +122,7 @@ class Layer(nn.Module):
         h, mixer, memory = self.join_mixing.prepare(x), self.mixing.mixer, self.mixing.memory
         mixed: Mixed
         if not isinstance(mixer, RowMixer) or memory is None:
-            mixed = mixer(h, state, call)
+            mixed = checked(mixer(h, state, call), mixer, self.mixing.shapes)
             after = mixed.state
         else:
             query, keys = mixer.queries_and_keys(h)
@@ -129,8 +132,8 @@ class Layer(nn.Module):
             if call.probe.listens and seen.compressed is not None:
                 difference = attention_difference(mixer, self.join_mixing, x, seen.compressed, call)
                 call.probe.loss("compression", difference)
-            own = {name: state[name] for name in self.mixing.state_names}
-            mixed = mixer(h, query, seen.past, own, call, below)
+            own = {name: state[name] for name in self.mixing.shapes}
+            mixed = checked(mixer(h, query, seen.past, own, call, below), mixer, self.mixing.shapes)
             after = seen.state | mixed.state
         return Mixed(self.dropped(mixed.out), after, mixed.logits)
 
@@ -166,9 +169,26 @@ class Layer(nn.Module):
     def transform_over_time(self, x: Tensor, state: LayerState, call: Call) -> Mixed:
         """The same of a submodule that reads earlier tokens: the wanted ones, and what it keeps."""
         assert isinstance(self.ff, StateMixer) and self.join_ff is not None
-        own = {name: state[f"{TRANSFORM}{name}"] for name in self.ff.state_shapes()}
-        mixed: Mixed = self.ff(self.join_ff.prepare(x), own, call)
+        shapes = self.ff.state_shapes()
+        own = {name: state[f"{TRANSFORM}{name}"] for name in shapes}
+        mixed = checked(self.ff(self.join_ff.prepare(x), own, call), self.ff, shapes)
         return Mixed(self.dropped(mixed.out), {f"{TRANSFORM}{name}": value for name, value in mixed.state.items()})
+
+
+def checked(mixed: Any, mixer: Mixer, shapes: Mapping[str, tuple[int, ...]]) -> Mixed:
+    """What a mixer returned; ConfigError unless its state has these ``shapes``, batch axis aside."""
+    if not isinstance(mixed, Mixed):
+        raise ConfigError(
+            f"mixer {type(mixer).__name__} returned a {type(mixed).__name__}; let it return Mixed(out, state)"
+        )
+    found = {name: value.shape[1:] for name, value in mixed.state.items()}
+    if found != shapes:
+        sizes = {name: tuple(shape) for name, shape in found.items()}
+        raise ConfigError(
+            f"mixer {type(mixer).__name__} returned a state with {sizes}, but its state_shapes() are {shapes} (without "
+            "the batch axis); let it return all of them and nothing else"
+        )
+    return mixed
 
 
 def read_frozen(

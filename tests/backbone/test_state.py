@@ -1,13 +1,18 @@
 """The state record and the call itself."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rltransformers.backbone import AXES, Backbone, State
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.spec import Spec
+from rltransformers.functional.call import Call
 from rltransformers.memory.interface import Cached
+from rltransformers.mixers.interface import LayerState, Mixed, StateMixer
 from tests.attention.rows import config_of
 
 
@@ -33,6 +38,12 @@ def test_states_are_indexed_like_tensors() -> None:
     mask = torch.tensor([True, False, False, False, True])
     assert state.where(mask, other).tensors["position"].tolist() == [0, 1, 2, 3, 0]
     assert state.tensors["position"].tolist() == [0, 1, 2, 3, 4]
+    no_rows: list[Any] = [0, -1, torch.tensor(2), None]
+    for index in no_rows:
+        with pytest.raises(
+            ConfigError, match=r"a state is indexed by rows and stays a batch: state\[\[0\]\] or state\[0:1\]"
+        ):
+            state[index]
 
 
 def test_layers_with_two_digits_are_told_apart() -> None:
@@ -96,6 +107,46 @@ def test_a_state_of_another_backbone_is_refused(cached: Cached, other: dict[str,
         with pytest.raises(ConfigError, match=f"state is of another backbone: (it )?{words}"):
             backbone(x.repeat(1, time, 1), state)
     backbone(x, backbone(x, backbone.initial_state(3, cached=cached))[1])
+
+
+RETURNED: dict[str, tuple[Callable[[Tensor, LayerState], Any], str]] = {
+    "a tuple": (lambda h, state: (h, state), r"Own returned a tuple; let it return Mixed\(out, state\)"),
+    "no state": (
+        lambda h, state: Mixed(h, {}),
+        r"Own returned a state with {}, but its state_shapes\(\) are {'s': \(15,\)}",
+    ),
+    "a part": (
+        lambda h, state: Mixed(h, {"s": state["s"][:, :3]}),
+        r"Own returned a state with {'s': \(3,\)}, but its",
+    ),
+    "more": (lambda h, state: Mixed(h, {**state, "more": state["s"]}), r"a state with {'s': \(15,\), 'more': \(15,\)}"),
+}
+
+
+@pytest.mark.parametrize("axis", ["mixer", "ff"])
+@pytest.mark.parametrize("returned", RETURNED)
+def test_a_mixer_that_returns_another_state_than_it_says_is_named(
+    axis: str, returned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, words = RETURNED[returned]
+
+    class Own(StateMixer):
+        def __init__(self, *sizes: Any) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(15))
+
+        def state_shapes(self) -> dict[str, tuple[int, ...]]:
+            return {"s": (15,)}
+
+        def forward(self, h: Tensor, state: LayerState, call: Call) -> Mixed:
+            found: Mixed = function(self.weight * h, state)
+            return found
+
+    monkeypatch.setitem(AXES[axis].table, "own", Spec("S99", "own", axis, "-", "Nothing.", Own))
+    backbone = Backbone(config_of({"position": "none", axis: "own"}))
+    for state in (None, backbone.initial_state(2, cached=True)):
+        with pytest.raises(ConfigError, match=words):
+            backbone(torch.randn(2, 1, 15), state)
 
 
 def test_tasks_and_timesteps_that_do_not_exist_are_refused() -> None:
@@ -167,6 +218,28 @@ def test_what_stands_beside_the_tokens_has_a_type_of_its_own(beside: dict[str, A
 def test_tokens_are_floating_point_numbers() -> None:
     with pytest.raises(ConfigError, match=r"takes floating-point tensors, got torch\.int64: pass x\.float\(\)"):
         Backbone(config_of({}))(torch.zeros(3, 4, 15, dtype=torch.long))
+
+
+@pytest.mark.parametrize("values", [{}, {"mixer": "min_gru", "position": "none"}], ids=str)
+def test_a_state_is_of_the_type_of_the_weights(values: dict[str, Any]) -> None:
+    backbone, x = Backbone(config_of(values)).eval(), torch.randn(3, 4, 15)
+    for cached in (False, True):
+        state = backbone.initial_state(3, cached=cached)
+        with pytest.raises(
+            ConfigError, match=r"state is of torch.float64, the weights are of torch.float32: pass state.to\(dtype="
+        ):
+            backbone(x[:, :1], state.to(dtype=torch.float64))
+        double = Backbone(config_of(values)).double()
+        with pytest.raises(ConfigError, match=r"state is of torch.float32, the weights are of torch.float64"):
+            double(x.double(), state)
+        assert double(x.double(), state.to(dtype=torch.float64))[0].dtype == torch.float64
+
+
+def test_a_state_in_half_precision_goes_on_in_sums() -> None:
+    """Autocast may have left it."""
+    backbone, x = Backbone(config_of({"mixer": "min_gru", "position": "none"})).eval(), torch.randn(3, 4, 15)
+    _, state = backbone(x)
+    assert backbone(x, state.to(dtype=torch.bfloat16))[0].dtype == torch.float32
 
 
 def test_tokens_are_of_the_type_of_the_weights_but_under_autocast() -> None:

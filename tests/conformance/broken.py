@@ -139,6 +139,6 @@ BROKEN = {
 """Law → a mixer that breaks it, and what the law says."""
 ALSO = {
     "wrong gradient": ("L7", WrongGradient, "gradients differ from finite differences by"),
-    "growing state": ("L8", Grows, "it raised ConfigError: state is of another backbone: layer0.sum has shape"),
-    "growing state of a step": ("L12", Grows, "the shapes of the state change from step to step"),
+    "growing state": ("L8", Grows, "it raised ConfigError: mixer Grows returned a state with"),
+    "growing state of a step": ("L12", Grows, "it raised ConfigError: mixer Grows returned a state with"),
 }
