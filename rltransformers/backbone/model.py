@@ -37,7 +37,7 @@ class Backbone(nn.Module):
 
     ``backbone(x, state, reset)`` gives the same outputs for a stream however it is split into calls, down to one token
     at a time, and an episode inside a stream equals the same episode alone. The gradient flows through all tokens of a
-    call and stops at ``state``.
+    call and stops at ``state`` (and at what a memory has compressed or stored inside the call).
 
     Args:
         config: a ``BackboneConfig`` or what ``BackboneConfig.from_dict`` reads.

@@ -225,5 +225,5 @@ SPEC = Spec(
         Refusal(Feature.NO_MEMORY, "it keeps compressed rows, so that memory 0 does not make the layers memoryless"),
     ),
     produces=(Loss("compression", {"function": "conv"}),),
-    formula="the oldest c inputs become f_c(inputs); keys are [compressed; raw; own]",
+    formula="the oldest c inputs become SG(f_c(inputs)); keys are [compressed; raw; own]",
 )  # fmt: skip

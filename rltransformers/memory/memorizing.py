@@ -135,6 +135,6 @@ SPEC = Spec(
         Refusal(Feature.PLACES, "keys of the store have length 1 and are compared by contents"),
         Refusal(Feature.REACH, "the store begins behind the memory, and nobody would read what lies in between"),
     ),
-    formula="o = g softmax_{s in the nearest neighbors of the store}(c q.k_s) v_s + (1 - g) o_window with "
+    formula="o = g softmax_{s in the nearest neighbors of the store}(c q.SG(k_s)) SG(v_s) + (1 - g) o_window with "
     "|q| = |k| = 1 and g = sigmoid(b) and c of the head",
 )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rltransformers.backbone import Backbone, BackboneConfig, Record, State
+from rltransformers.backbone import AXES, Backbone, BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.windows import compressed_blocks
 from rltransformers.laws import perturbed
@@ -24,6 +24,18 @@ def double() -> Iterator[None]:
 
 PROJECT = "layers.0.mixing.mixer.project.weight"  # 15 rows make queries, the others keys and values
 COMPRESSIVE = {"memory": 3, "memory_kind": {"name": "compressive", "slots": 2, "rate": 2}}
+
+
+@pytest.mark.parametrize("kind", sorted(AXES["memory_kind"].table))
+def test_the_gradient_reaches_all_that_an_output_depends_on_but_what_is_compressed_or_stored(kind: str) -> None:
+    example = AXES["memory_kind"].table[kind].example
+    backbone = perturbed(config_of({"layers": 1, "position": "none", "memory": 3, "memory_kind": kind, **example}))
+    x = torch.randn(1, 20, 15, requires_grad=True)
+    (gradient,) = torch.autograd.grad(backbone(x)[0][0, -1].square().sum(), x)
+    reached = set(gradient[0].ne(0).any(-1).nonzero().flatten().tolist())
+    changed = [backbone(x + torch.randn_like(x) * (torch.arange(20) == t)[:, None])[0][0, -1] for t in range(20)]
+    seen = {t for t in range(20) if not torch.equal(changed[t], backbone(x)[0][0, -1])}
+    assert reached <= seen and (reached != seen) == (kind in ("compressive", "memorizing"))
 
 
 def gradient_of_keys(kind: str) -> Tensor:
