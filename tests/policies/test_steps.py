@@ -42,7 +42,7 @@ def test_copies_of_an_agent_have_machine_code_of_their_own(kind: Any, copied: An
     other = copied(model)
     for one in (other.policy, other._actor):
         assert one.machine_code is not None
-    assert other._evaluate._module is other.policy and other._actor.machine_code.step.policy is other._actor
+    assert other._program._module is other.policy and other._actor.machine_code.step.policy is other._actor
     assert copied(online("eager", kind)).policy.machine_code is None
 
 
