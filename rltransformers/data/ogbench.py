@@ -117,7 +117,8 @@ def trajectories_from_recording(arrays: Mapping[str, Any], options: Options, nam
     way_out = f"; a path that ends in {task + '.npz'!r} reads this file with those of task 1" if task != name else ""
     warnings.warn(
         f"{name}: holds no rewards, so it is read as data of OGBench: the last row of a recording is only its last "
-        f"observation{way_out}",
+        "observation; where its action was taken, too, say what the arrays hold: columns={'observations': "
+        f"'observations', 'actions': 'actions', 'terminations': 'terminals'}}{way_out}",
         stacklevel=2,
     )
     with naming(f"{name}:"):

@@ -49,6 +49,18 @@ def test_data_without_a_task_have_no_rewards(name: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_rows_of_ones_own_without_rewards_keep_their_last_action_where_columns_say_so(tmp_path: Path) -> None:
+    ends = np.arange(6) % 3 == 2
+    np.savez(tmp_path / "own.npz", observations=np.zeros((6, 2)), actions=np.arange(6.0)[:, None], terminals=ends)
+    told = r"read as data of OGBench.*say what the arrays hold: columns=\{'obs"
+    with pytest.warns(UserWarning, match=told), pytest.warns(UserWarning, match="has no rewards"):
+        assert load_trajectories(tmp_path / "own.npz").steps == 4
+    columns = {"observations": "observations", "actions": "actions", "terminations": "terminals"}
+    with pytest.warns(UserWarning, match="has no rewards"):
+        data = load_trajectories(tmp_path / "own.npz", columns=columns)
+    assert data.actions[""][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_missing_file_is_named_with_the_command_that_fetches_it() -> None:
     with pytest.raises(
         DataError, match=r"no file .*navigate-v0.npz.*download_datasets\(\['pointmaze-medium-navigate-v0'"
