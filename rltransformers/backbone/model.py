@@ -172,7 +172,7 @@ class Backbone(nn.Module):
         """
         self.check_sizes(x, state, reset=reset, valid=valid, timestep=timestep, task=task)
         if self.reads_context or context is not None:
-            self.check_context(x, context)
+            context = self.checked_context(x, context).cleared(valid)
         if task is None and self.tasks is not None:
             raise ConfigError(
                 f"the backbone reads which of {self.tasks} tasks an episode is: pass task=... [batch, time], or "
@@ -371,8 +371,8 @@ class Backbone(nn.Module):
                 f"initial_state({state.batch_size})"
             )
 
-    def check_context(self, x: Tensor, context: Context | None) -> None:
-        """Raise ConfigError unless there are elements to look at; called where layers do so or there are any."""
+    def checked_context(self, x: Tensor, context: Context | None) -> Context:
+        """The elements to look at, or ConfigError; called where layers do so or there are any."""
         if not self.reads_context:
             raise ConfigError("no layer reads the context that was passed; set topology to 'encoder_decoder'")
         if context is None:
@@ -387,6 +387,7 @@ class Backbone(nn.Module):
                 f"the context of {tokens} tokens in {len(x)} streams has rows {expected} and says of each whether it "
                 f"exists, got {tuple(context.rows.shape)} and {tuple(context.exists.shape)}"
             )
+        return context
 
     def check_places(self, p: Int[Tensor, "*n"], timestep: Int[Tensor, "*n"] | None = None) -> None:
         """Raise DataError unless the encodings have these episode positions and steps; looks at data.

@@ -119,10 +119,15 @@ def locate(row: int, bounds: Array) -> tuple[int, int]:
 
 def check_layout_of(space: Space, stored: Space, role: str, name: str, guessed: bool = False) -> None:
     """Raise DataError unless a space is that of the data, but for bounds and width of Boxes and for further classes."""
-    left, right = leaf_spaces(space), leaf_spaces(stored)
-    if list(left) != list(right) or not all(_same_leaf(leaf, right[path]) for path, leaf in left.items()):
+    if not takes_layout(space, stored):
         hint = f"it was guessed: load the source again with {role}_space" if guessed else "use matching data"
         raise DataError(f"{name}: the {role} space of the data is {stored}, expected {space}; {hint}")
+
+
+def takes_layout(space: Space, stored: Space) -> bool:
+    """Whether a space is a stored one, but for bounds and width of Boxes and for further classes."""
+    left, right = leaf_spaces(space), leaf_spaces(stored)
+    return list(left) == list(right) and all(_same_leaf(leaf, right[path]) for path, leaf in left.items())
 
 
 def _same_leaf(leaf: Space, stored: Space) -> bool:
@@ -163,7 +168,7 @@ def check_time_limit(lengths: Array, time_limit: int | None, name: str) -> None:
 def jumps(next_observations: Array, following: Array) -> Bools:
     """Return where next observations [T, ...] differ from the observations [T, ...] of the following rows.
 
-    By more than 1e-6, and more than float32 rounds, which one of them may be stored in. DataError for another shape.
+    By more than 1e-6, and where one of them is stored in float32 by more than this rounds. DataError for another shape.
     """
     if next_observations.shape != following.shape:
         raise DataError(
@@ -171,8 +176,9 @@ def jumps(next_observations: Array, following: Array) -> Bools:
             f"give what was seen next, or leave them out"
         )
     difference = np.abs(np.asarray(next_observations, np.float64) - np.asarray(following, np.float64))
-    differs = np.asarray(difference > 1e-6)
-    differs[differs] = difference[differs] > np.finfo(np.float32).eps * np.abs(following[differs])
+    differs, types = np.asarray(difference > 1e-6), {next_observations.dtype, following.dtype}
+    if len(types) == 2 and any(each.kind == "f" and each.itemsize < 8 for each in types):
+        differs[differs] = difference[differs] > np.finfo(np.float32).eps * np.abs(following[differs])
     return np.asarray(differs.any(axis=tuple(range(1, difference.ndim))))
 
 

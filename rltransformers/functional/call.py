@@ -131,6 +131,11 @@ class Context:
     exists: Bool[Tensor, "B S N"]
     tokens: slice = field(default_factory=lambda: EVERY)
 
+    def cleared(self, valid: Bool[Tensor, "B T"] | None) -> "Context":
+        """The same with zeros where nothing is to be read, as NaN times a weight of 0 is NaN."""
+        read = self.exists if valid is None else self.exists & valid[:, self.tokens, None]
+        return replace(self, rows=self.rows.masked_fill(~read[..., None], 0.0))
+
     def among(self, wanted: slice, time: int) -> "tuple[slice, Context]":
         """Where tokens with elements stand among the ``wanted`` ones of a call of ``time`` tokens, and the elements."""
         if wanted == EVERY:

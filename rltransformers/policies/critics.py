@@ -48,6 +48,8 @@ class TwinCritics(nn.Module):
         scale: reward units per unit of what the networks say.
     """
 
+    scale: Tensor
+
     def __init__(
         self,
         observation_space: Space,
@@ -57,7 +59,7 @@ class TwinCritics(nn.Module):
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.scale = scale
+        self.register_buffer("scale", torch.tensor(float(scale)))
         self.first, self.second = (Critic(observation_space, numbers, width, leaves or {}) for _ in range(2))
 
     def forward(
@@ -75,6 +77,11 @@ class TwinCritics(nn.Module):
         """
         actions, probability = alternatives(head, outputs)
         return (self(observations, actions) * probability).sum(-1)
+
+
+def with_scale(weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Weights with those of critics behind ``prefix``, whose unit was 1 before files held it."""
+    return {f"{prefix}scale": torch.ones(()), **weights}
 
 
 def alternatives(

@@ -205,6 +205,32 @@ def test_rewards_in_another_unit_teach_the_same(option: str, data: Trajectories)
         np.testing.assert_allclose(in_other_unit, value * unit, rtol=1e-3)
 
 
+def test_the_unit_of_critics_is_that_of_the_values_behind_every_step(data: Trajectories) -> None:
+    """Also where the rewards of whole episodes cancel; weights are taken over with their unit, which was 1 before."""
+    rewards = data.rewards.copy()
+    rewards[data.offsets[1:] - 1] -= data.returns.astype(np.float32)
+    closed = make(replace(data, rewards=rewards), **OPTIONS["qt"])
+    other = make(replace(data, rewards=5 * data.rewards), **OPTIONS["qt"])
+    assert closed.policy.critics is not None and other.policy.critics is not None
+    assert float(closed.policy.critics.scale) == pytest.approx(
+        np.abs(replace(data, rewards=rewards).return_to_go()).max()
+    )
+    other.set_parameters(closed.get_parameters())
+    assert float(other.policy.critics.scale) == float(closed.policy.critics.scale)
+
+
+def test_critics_of_files_without_a_unit_have_1(data: Trajectories, tmp_path: Path) -> None:
+    model = make(data, **OPTIONS["qcs"]).learn(2)
+    model.save(tmp_path / "model.zip")
+    saved = load_checkpoint(tmp_path / "model.zip")
+    settings, tensors = copy.deepcopy(dict(saved.settings)), copy.deepcopy(dict(saved.tensors))
+    del settings["summary"]["value_scale"], tensors["policy"]["critics.scale"], tensors["critic"]["slow"]["scale"]
+    save_checkpoint(tmp_path / "older.zip", saved.kind, settings, tensors)
+    older = DecisionTransformer.load(tmp_path / "older.zip", dataset=data)
+    assert older.policy.critics is not None and float(older.policy.critics.scale) == 1.0
+    assert float(older._critic.slow.scale) == 1.0  # type: ignore[union-attr]
+
+
 def plain_value(critics: Any, kind: str, observation: Tensor, output: Tensor) -> Tensor:
     """Of a policy under the more pessimistic critic: of its action, or summed over its three."""
     values = []
@@ -240,7 +266,7 @@ def test_the_parameters_after_some_updates_are_those_of_a_plain_loop(kind: str, 
     policy = copy.deepcopy(model.policy)
     critics = policy.critics
     assert critics is not None and model._sampler is not None
-    assert critics.scale == pytest.approx(np.abs(data.returns).max())
+    assert float(critics.scale) == pytest.approx(np.abs(data.return_to_go()).max())
     slow, average = copy.deepcopy(critics), copy.deepcopy(policy)
     adam = torch.optim.AdamW(policy.actor_parameters(), lr=0.01, weight_decay=0.1)
     critic_adam = torch.optim.Adam(critics.parameters(), lr=0.01)

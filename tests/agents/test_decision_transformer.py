@@ -205,6 +205,17 @@ def test_whole_numbers_that_float32_cannot_tell_are_reported() -> None:
     assert abs(float(seen)) < 1e-6  # not the 40 of a clock whose steps float32 rounds to 128
 
 
+def test_a_clock_that_was_read_as_float32_is_reported() -> None:
+    random = np.random.default_rng(0)
+    episodes = [
+        {"observations": 1.7e9 + random.normal(0, 100, (6, 1)), "actions": random.integers(0, 2, 6),
+         "rewards": np.ones(6), "truncations": np.arange(6) == 5}
+        for _ in range(4)
+    ]  # fmt: skip
+    with pytest.warns(UserWarning, match=r"numbers near 1.7e\+09 .* taken for rounding"):
+        make(load_trajectories(episodes, action_space=spaces.Discrete(2)))
+
+
 @pytest.mark.parametrize("bound", [np.inf, np.finfo(np.float32).max, 1e35])
 def test_bounds_too_far_to_be_met_are_none(bound: float) -> None:
     random, space = np.random.default_rng(0), spaces.Box(-bound, bound, (1,))
@@ -237,7 +248,7 @@ def test_data_in_guessed_spaces_take_those_of_the_model() -> None:
 
     model = make(logged(3), mode="bc", validation=0.4)
     assert model.validate(logged(2)).episodes == 3
-    with pytest.raises(DataError, match=r"Discrete\(4\), expected Discrete\(3\)"):
+    with pytest.raises(ConfigError, match=r"Discrete\(4\)\) is not the one of the model \(Discrete\(3\)"):
         model.validate(logged(4))
 
 

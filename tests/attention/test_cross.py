@@ -55,7 +55,11 @@ def test_elements_that_do_not_exist_have_no_effect_and_no_gradient() -> None:
     (gradient,) = torch.autograd.grad(y.square().sum(), rows)
     assert gradient[~exists].eq(0).all() and gradient[exists].ne(0).any(-1).all()
     other = torch.where(exists[..., None], rows, 100 * torch.randn_like(rows))
+    other[~exists, 0] = torch.nan
     assert torch.equal(backbone(x, context=Context(other, exists))[0], y)
+    padded, valid = other.masked_fill(torch.arange(T)[:, None, None] == T - 1, torch.nan), torch.arange(T) < T - 1
+    found, _ = backbone(x, context=Context(padded, exists), valid=valid.expand(B, T))
+    torch.testing.assert_close(found, torch.where(valid[:, None], y, 0.0))
     assert not torch.allclose(backbone(x, context=Context(rows + 1, exists))[0], y)
 
 

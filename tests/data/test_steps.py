@@ -156,6 +156,11 @@ def test_rounding_of_large_numbers_is_no_reset() -> None:
     table = {"observations": seen[:20].astype(np.float32), "next_observations": seen[1:], "rewards": np.ones(20)}
     data = load_trajectories(table | {"actions": np.zeros((20, 1))}, time_limit=20, split_on_discontinuity=True)
     assert data.lengths.tolist() == [20]
+    whole = 20_000_000 + np.array([0, 1, 3, 4])  # what float32 would round counts where nothing is float32
+    table = {"observations": whole[:, None], "next_observations": whole[:, None] + 1, "rewards": np.ones(4)}
+    space = spaces.Box(-(2**31), 2**31 - 1, (1,), np.int64)
+    table |= {"actions": np.zeros((4, 1))}
+    assert len(load_trajectories(table, observation_space=space, time_limit=4, split_on_discontinuity=True)) == 2
 
 
 @pytest.mark.parametrize("kind", [itself, parquet, jsonl, arrow, dicts])

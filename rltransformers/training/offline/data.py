@@ -28,6 +28,9 @@ from rltransformers.training.offline.settings import USUAL_CONTEXT, Settings
 ROUNDING = 1e-6
 """Deviation by the size of numbers up to which it is rounding: some steps of float32, which are 1.2e-7 wide."""
 
+WHOLE = 2.0**24
+"""From here on float32 does not know every whole number."""
+
 LONGEST_FITTED = 64
 """Steps of an episode up to which a context takes it whole: an update costs about as much as it has steps."""
 
@@ -44,7 +47,7 @@ class DataSummary:
         lowest_to_go, highest_to_go: of all steps.
         return_gaps: lowest and highest return of the ranges between worst and best that no episode is near.
         action_units: mean and standard deviation of every component of the Boxes that lack a bound, by path.
-        value_scale: reward units per unit of the critics' networks, the largest return; 1 in older files.
+        value_scale: reward units per unit of the critics' networks, the largest return-to-go; 1 in older files.
         names: what the log calls the components of leaves: {"actions": {"": ["motor_1", "motor_2"]}}.
     """
 
@@ -227,7 +230,7 @@ def summary_of(data: Trajectories, settings: Settings, return_scale: float | Non
         action_units=action_units_of(data),
         return_gaps=return_gaps(first_steps),
         names=data.metadata.get("names"),
-        value_scale=float(np.abs(first_steps).max()) or 1.0,
+        value_scale=float(np.abs(return_to_go).max()) or 1.0,
     )
 
 
@@ -296,7 +299,8 @@ def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
         mean, deviation, dtype = means[path], deviations[path], leaves[path].dtype
         changes, size = _changes(mean, deviation), np.hypot(mean.astype(np.float64), deviation)
         finest = np.finfo(dtype).eps if np.issubdtype(dtype, np.floating) else 0.0
-        lost = ~changes & (deviation > finest * np.maximum(size, min(float(size.max()), 1.0)))
+        coarse = (deviation > 0.0) & (size >= WHOLE)  # what float32 left of a column of wider numbers
+        lost = ~changes & ((deviation > finest * np.maximum(size, min(float(size.max()), 1.0))) | coarse)
         if lost.any():
             warnings.warn(
                 f"{data.name}: {named('observation', path)} has numbers near {mean[lost][0]:g} that deviate by "

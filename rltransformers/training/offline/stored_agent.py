@@ -39,9 +39,10 @@ from rltransformers.core.spaces import (
 from rltransformers.core.spec import Choice
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
-from rltransformers.data.checks import check_actions, check_order
+from rltransformers.data.checks import check_actions, check_order, takes_layout
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.data.load import in_spaces
+from rltransformers.policies.critics import with_scale
 from rltransformers.policies.decider import ActingMode, Decider
 from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.observations import StateWatch
@@ -237,11 +238,10 @@ class StoredDecisionTransformer:
         data = load_trajectories(dataset)
         check_order(data, self.summary.names, "the data of the model")
         guessed = (*data.guesses, *data.metadata.get("guessed", ()))
-        data = in_spaces(
-            data,
-            self.observation_space if "observation_space" in guessed else None,
-            self.action_space if "action_space" in guessed else None,
-        )
+        for role in ("observation_space", "action_space"):
+            ours = getattr(self, role)
+            if role in guessed and takes_layout(ours, getattr(data, role)):
+                data = in_spaces(data, **{"observation_space": None, "action_space": None, role: ours})
         for role, ours, theirs in differing_spaces(
             (self.observation_space, self.action_space), (data.observation_space, data.action_space)
         ):
@@ -487,7 +487,8 @@ class StoredDecisionTransformer:
 
     def _restore(self, tensors: Mapping[str, Any], noise: bool) -> None:
         """Take on weights and what training has come to; ``noise``: sampled actions go on as they would have."""
-        restore_weights(self.policy, tensors["policy"])
+        weights = tensors["policy"]
+        restore_weights(self.policy, weights if self.policy.critics is None else with_scale(weights, "critics."))
         restore_optimizer(self._optimizer, tensors["optimizer"])
         for name, part in self._learners().items():
             part.restore(tensors[name])
