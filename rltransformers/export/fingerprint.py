@@ -31,11 +31,8 @@ def of_module(module: nn.Module) -> str:
     names: dict[int, list[str]] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         lines.append(f"{path}: {_name(type(part))} training={part.training}")
-        own = {
-            name: value
-            for name, value in vars(part).items()
-            if name not in _OF_EVERY_MODULE | getattr(part, "outside_steps", frozenset())
-        }
+        without = _OF_EVERY_MODULE | getattr(part, "outside_steps", frozenset())
+        own = {name: value for name, value in vars(part).items() if name not in without}
         lines += [f"{path}.{name} = {plain(own[name])}" for name in sorted(own)]
         for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
             lines.append(f"{path}.{name} {None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride())}")

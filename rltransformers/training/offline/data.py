@@ -249,7 +249,10 @@ def action_units_of(data: Trajectories) -> dict[str, list[list[float]]]:
         if isinstance(leaf, gym.spaces.Box) and not (np.abs(box_bounds(leaf)) < LARGEST).all():
             rows = np.asarray(data.actions[path], np.float64).reshape(data.steps, -1)
             mean, deviation = rows.mean(0), rows.std(0)
-            units[path] = [mean.tolist(), np.where(_changes(mean, deviation), deviation, 1.0).tolist()]
+            units[path] = [
+                mean.tolist(),
+                np.where(deviation > ROUNDING * _size(mean, deviation), deviation, 1.0).tolist(),
+            ]
     return units
 
 
@@ -297,10 +300,11 @@ def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
     leaves, statistics = leaf_spaces(data.observation_space), {}
     for path in normalized_leaves(data.observation_space):
         mean, deviation, dtype = means[path], deviations[path], leaves[path].dtype
-        changes, size = _changes(mean, deviation), np.hypot(mean.astype(np.float64), deviation)
+        size = _size(mean, deviation)
+        changes = deviation > ROUNDING * size
         finest = np.finfo(dtype).eps if np.issubdtype(dtype, np.floating) else 0.0
         coarse = (deviation > 0.0) & (size >= WHOLE)  # what float32 left of a column of wider numbers
-        lost = ~changes & ((deviation > finest * np.maximum(size, min(float(size.max()), 1.0))) | coarse)
+        lost = ~changes & ((deviation > finest * size) | coarse)
         if lost.any():
             warnings.warn(
                 f"{data.name}: {named('observation', path)} has numbers near {mean[lost][0]:g} that deviate by "
@@ -314,7 +318,7 @@ def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
     return statistics
 
 
-def _changes(mean: np.ndarray, deviation: np.ndarray) -> npt.NDArray[np.bool_]:
-    """Which numbers change by more than rounding: their own in float32, or that of larger ones beside them."""
+def _size(mean: np.ndarray, deviation: np.ndarray) -> npt.NDArray[np.float64]:
+    """The size that rounding goes by: that of a number, or of larger ones beside it, but of these 1 at most."""
     size = np.hypot(mean.astype(np.float64), deviation)
-    return np.asarray(deviation > ROUNDING * np.maximum(size, min(float(size.max()), 1.0)))
+    return np.asarray(np.maximum(size, min(float(size.max()), 1.0)))

@@ -238,13 +238,10 @@ class StoredDecisionTransformer:
         data = load_trajectories(dataset)
         check_order(data, self.summary.names, "the data of the model")
         guessed = (*data.guesses, *data.metadata.get("guessed", ()))
-        for role in ("observation_space", "action_space"):
-            ours = getattr(self, role)
-            if role in guessed and takes_layout(ours, getattr(data, role)):
-                data = in_spaces(data, **{"observation_space": None, "action_space": None, role: ours})
-        for role, ours, theirs in differing_spaces(
-            (self.observation_space, self.action_space), (data.observation_space, data.action_space)
-        ):
+        own, keys = (self.observation_space, self.action_space), ("observation_space", "action_space")
+        taken = [key in guessed and takes_layout(ours, getattr(data, key)) for key, ours in zip(keys, own, strict=True)]
+        data = in_spaces(data, *(ours if takes else None for ours, takes in zip(own, taken, strict=True)))
+        for role, ours, theirs in differing_spaces(own, (data.observation_space, data.action_space)):
             raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
         check_actions(data, self.action_space)
         return data
