@@ -145,10 +145,6 @@ class GTrXLDQN(OffPolicyMemoryAgent):
         if _init_setup_model:
             self._setup_model()
 
-    def _setup_model(self) -> None:
-        self.check_together()
-        super()._setup_model()
-
     def check_together(self) -> None:
         for progress in (1.0, 0.0):
             if not 0.0 <= (rate := float(exploration_rates(self.exploration, progress, 1)[0])) <= 1.0:

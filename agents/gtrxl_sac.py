@@ -158,7 +158,6 @@ class GTrXLSAC(OffPolicyMemoryAgent):
         super()._setup_model()
         self.temperature = self.temperature.to(self.device)
         self.temperature_optimizer = torch.optim.Adam(self.temperature.parameters(), self.lr_schedule(1.0))
-        self.check_together()
 
     def check_together(self) -> None:
         if self.target_critics > self.policy.n_critics:

@@ -62,6 +62,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
     def _setup_model(self) -> None:
         self.sharing.check(None, self.batch_size)
         self._make_policy()
+        self.check_together()
         receptive_field = self.policy.actor.backbone.receptive_field
         if self.burn_in is None and receptive_field is None:
             raise ConfigError(
