@@ -172,7 +172,7 @@ class Backbone(nn.Module):
         """
         self.check_sizes(x, state, reset=reset, valid=valid, timestep=timestep, task=task)
         if self.reads_context or context is not None:
-            context = self.checked_context(x, context).cleared(valid)
+            context = self.checked_context(x, context).without_padding(valid)
         if task is None and self.tasks is not None:
             raise ConfigError(
                 f"the backbone reads which of {self.tasks} tasks an episode is: pass task=... [batch, time], or "

@@ -122,7 +122,7 @@ class Layer(nn.Module):
         h, mixer, memory = self.join_mixing.prepare(x), self.mixing.mixer, self.mixing.memory
         mixed: Mixed
         if not isinstance(mixer, RowMixer) or memory is None:
-            mixed = checked(mixer(h, state, call), mixer, self.mixing.shapes)
+            mixed = check_mixed(mixer(h, state, call), mixer, self.mixing.shapes)
             after = mixed.state
         else:
             query, keys = mixer.queries_and_keys(h)
@@ -133,7 +133,7 @@ class Layer(nn.Module):
                 difference = attention_difference(mixer, self.join_mixing, x, seen.compressed, call)
                 call.probe.loss("compression", difference)
             own = {name: state[name] for name in self.mixing.shapes}
-            mixed = checked(mixer(h, query, seen.past, own, call, below), mixer, self.mixing.shapes)
+            mixed = check_mixed(mixer(h, query, seen.past, own, call, below), mixer, self.mixing.shapes)
             after = seen.state | mixed.state
         return Mixed(self.dropped(mixed.out), after, mixed.logits)
 
@@ -171,11 +171,11 @@ class Layer(nn.Module):
         assert isinstance(self.ff, StateMixer) and self.join_ff is not None
         shapes = self.ff.state_shapes()
         own = {name: state[f"{TRANSFORM}{name}"] for name in shapes}
-        mixed = checked(self.ff(self.join_ff.prepare(x), own, call), self.ff, shapes)
+        mixed = check_mixed(self.ff(self.join_ff.prepare(x), own, call), self.ff, shapes)
         return Mixed(self.dropped(mixed.out), {f"{TRANSFORM}{name}": value for name, value in mixed.state.items()})
 
 
-def checked(mixed: Any, mixer: Mixer, shapes: Mapping[str, tuple[int, ...]]) -> Mixed:
+def check_mixed(mixed: Any, mixer: Mixer, shapes: Mapping[str, tuple[int, ...]]) -> Mixed:
     """What a mixer returned; ConfigError unless its state has these ``shapes``, batch axis aside."""
     if not isinstance(mixed, Mixed):
         raise ConfigError(

@@ -131,7 +131,7 @@ class Context:
     exists: Bool[Tensor, "B S N"]
     tokens: slice = field(default_factory=lambda: EVERY)
 
-    def cleared(self, valid: Bool[Tensor, "B T"] | None) -> "Context":
+    def without_padding(self, valid: Bool[Tensor, "B T"] | None) -> "Context":
         """The same with zeros where nothing is to be read, as NaN times a weight of 0 is NaN."""
         read = self.exists if valid is None else self.exists & valid[:, self.tokens, None]
         return replace(self, rows=self.rows.masked_fill(~read[..., None], 0.0))
