@@ -37,7 +37,7 @@ from rltransformers.training.runs.experiment import (
     build_experiment,
     read_experiment,
 )
-from rltransformers.training.runs.run_folder import RunFolder
+from rltransformers.training.runs.run_folder import RunFolder, statistics_path
 from rltransformers.training.update import RATIO_TOLERANCE
 from rltransformers.zoo.facts import commit, machine, parameters, software
 from rltransformers.zoo.suites import Cell, Task, config_hash
@@ -167,11 +167,9 @@ def resumable(path: Path, config: ExperimentConfig) -> bool:
     folder = RunFolder(path)
     if (path / RECORDED).exists() or not (folder.config.is_file() and folder.last.is_file()):
         return False
-    environment = config.environment
-    normalized = environment.normalize_observation or environment.normalize_reward
     if config.agent is AgentName.SAC:
         return False  # its checkpoint has no replay
-    if config.agent in BASELINES and normalized and not (path / "last.normalization.zip").is_file():
+    if config.agent in BASELINES and config.environment.normalizes and not statistics_path(folder.last).is_file():
         return False  # killed between the two files of its first checkpoint
     try:
         return config_hash(read_experiment(folder.config)) == config_hash(config)

@@ -32,6 +32,7 @@ from rltransformers.core.spaces import (
 )
 from rltransformers.core.values import WAY_OUT, named
 from rltransformers.envs.tensors.streams import random_shares, random_words
+from rltransformers.functional.windows import match_axes
 
 Leaves = dict[str, Tensor]
 """Tensors [N, ...] by leaf path; that of a space that is one leaf is ""."""
@@ -156,7 +157,7 @@ class TensorVecEnv(VecEnv):
         truncated = outcome.truncated & ~outcome.terminated
         ended = outcome.terminated | truncated
         fresh = self._leaves(self.begin(ended), "begin")
-        observations = {path: torch.where(beside(ended, leaf), fresh[path], leaf) for path, leaf in last.items()}
+        observations = {path: torch.where(match_axes(ended, leaf), fresh[path], leaf) for path, leaf in last.items()}
         return self._counted(outcome, observations, truncated, last)
 
     def _advanced(self, actions: Any) -> tuple[Outcome, Leaves]:
@@ -360,11 +361,6 @@ def _is_number(dtype: torch.dtype) -> bool:
 
 def _is_flag(dtype: torch.dtype) -> bool:
     return dtype is torch.bool
-
-
-def beside(mask: Tensor, leaf: Tensor) -> Tensor:
-    """``mask`` [N] with as many axes as ``leaf`` [N, ...]."""
-    return mask.view(-1, *[1] * (leaf.dim() - 1))
 
 
 def action_types(space: Space) -> dict[str, torch.dtype]:

@@ -22,8 +22,9 @@ from rltransformers.core.spaces import Space
 from rltransformers.envs import memory_rules
 from rltransformers.envs.memory_rules import DOWN, LEFT, RIGHT, UP, Rules
 from rltransformers.envs.memory_rules.interface import Length
-from rltransformers.envs.tensors.base import Outcome, TensorVecEnv, beside
+from rltransformers.envs.tensors.base import Outcome, TensorVecEnv
 from rltransformers.envs.tensors.streams import random_below, random_bits, random_shares, random_words
+from rltransformers.functional.windows import match_axes
 
 State = dict[str, Tensor]
 
@@ -99,7 +100,7 @@ class TensorTask(TensorVecEnv):
     def begin(self, mask: Tensor) -> Tensor:
         fresh = self.start(self.draw(mask, self.draws))
         if self.state:
-            fresh = {name: torch.where(beside(mask, new), new, self.state[name]) for name, new in fresh.items()}
+            fresh = {name: torch.where(match_axes(mask, new), new, self.state[name]) for name, new in fresh.items()}
         self.state = fresh
         return self.observe(fresh)
 

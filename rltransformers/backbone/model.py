@@ -23,7 +23,7 @@ from rltransformers.core.spec import Feature
 from rltransformers.functional.call import EVERY, SILENT, Call, Context, Tokens, chosen, episode_positions
 from rltransformers.functional.modules import NORMS, dropout
 from rltransformers.functional.online_means import OnlineMeans
-from rltransformers.functional.windows import descending, padded_behind
+from rltransformers.functional.windows import descending, match_axes, padded_behind
 from rltransformers.memory.interface import RINGS, Cached, Form, RowMemory
 from rltransformers.mixers.interface import LayerState, Mixer, RowMixer
 from rltransformers.positions.interface import Position
@@ -503,5 +503,5 @@ def like(value: Tensor, x: Tensor) -> Tensor:
 
 
 def _take(tokens: Tensor, order: Tensor) -> Tensor:
-    index = order.view(*order.shape, *[1] * (tokens.dim() - 2)).expand(*order.shape, *tokens.shape[2:])
+    index = match_axes(order, tokens).expand(*order.shape, *tokens.shape[2:])
     return tokens.gather(1, index)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rltransformers.core.described import size_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.places import places_of
+from rltransformers.functional.windows import match_axes
 from rltransformers.memory.interface import RINGS
 from rltransformers.mixers.interface import LayerState
 
@@ -72,7 +73,7 @@ class State:
         other = other.at_clock_of(self)
         return State(
             {
-                name: torch.where(mask.view(-1, *[1] * (value.dim() - 1)), other.tensors[name], value)
+                name: torch.where(match_axes(mask, value), other.tensors[name], value)
                 for name, value in self.tensors.items()
             }
         )

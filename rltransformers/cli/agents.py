@@ -218,8 +218,7 @@ class OnlineRunAgent(RunAgent):
                     f" {after}; take values that leave it as in training"
                 )
             if statistics is not None:
-                same = ("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
-                env = VecNormalize(env, training=False, **{name: getattr(statistics, name) for name in same})
+                env = VecNormalize(env, training=False, **pack_normalization(statistics)["settings"])
             self._evaluation_env = env
         if statistics is not None:  # whose environment may stand in a NoveltyBonus
             set_statistics(cast(VecNormalize, self._evaluation_env), pack_normalization(statistics))

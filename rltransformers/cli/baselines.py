@@ -16,6 +16,7 @@ from rltransformers.core.spaces import leaf_spaces
 from rltransformers.policies.recurrent import RECURRENT_POLICIES
 from rltransformers.training.normalization import load_normalization, save_normalization
 from rltransformers.training.runs.experiment import AgentName, ExperimentConfig
+from rltransformers.training.runs.run_folder import statistics_path
 from rltransformers.training.schedules import Line, as_schedule
 
 POLICIES = {"vector": "MlpPolicy", "image": "CnnPolicy", "dict": "MultiInputPolicy"}
@@ -57,7 +58,7 @@ def load_baseline(config: ExperimentConfig, env: VecEnv, checkpoint: Path, devic
     if not checkpoint.is_file():
         raise CheckpointError(f"checkpoint {checkpoint} does not exist")
     if config.environment.normalizes:
-        statistics = _statistics_path(checkpoint)
+        statistics = statistics_path(checkpoint)
         if not statistics.is_file():
             raise CheckpointError(
                 f"{statistics} is not there, which holds the statistics that {checkpoint} is normalized by; put it "
@@ -78,13 +79,9 @@ def save_baseline(model: BaseAlgorithm, path: str | os.PathLike[str]) -> None:
     """Write its checkpoint, and beside it the statistics of a ``VecNormalize`` around its environment."""
     statistics = model.get_vec_normalize_env()
     if statistics is not None:  # first: a checkpoint without them cannot be used
-        save_normalization(_statistics_path(Path(path)), statistics)
+        save_normalization(statistics_path(Path(path)), statistics)
     with replacing(path) as temporary:
         model.save(temporary)
-
-
-def _statistics_path(checkpoint: Path) -> Path:
-    return checkpoint.with_suffix(".normalization.zip")
 
 
 def _origin(kind: type[Any]) -> str:

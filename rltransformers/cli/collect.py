@@ -25,6 +25,7 @@ from rltransformers.data.recorder import record
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.envs.make import make_vec_env
 from rltransformers.training.runs.experiment import CollectConfig, EnvironmentConfig, read_experiment
+from rltransformers.training.runs.run_folder import statistics_path
 from rltransformers.training.runs.threads import use_threads
 
 
@@ -131,7 +132,7 @@ def _checkpoint(argument: str, observation_space: Space, action_space: Space, de
         config = file.with_name("config.yaml")
         agent = read_experiment(config).agent.replace("_", "") if config.is_file() else "CLASS"
         way_out = f"write sb3:{agent}:{file}"
-        if file.with_suffix(".normalization.zip").is_file():
+        if statistics_path(file).is_file():
             way_out += ", unless environment.normalize_observation was on: sb3 cannot read these statistics"
         raise ConfigError(f"{file} is a pickle of Stable-Baselines3, as runs of baselines write it; {way_out}")
     actor = load_agent(file, device="cpu").actor(deterministic=deterministic)

@@ -18,7 +18,7 @@ from rltransformers.agents import DecisionTransformer, load_agent
 from rltransformers.cli.agents import RunAgent, build_agent, checkpoint_step
 from rltransformers.cli.collect import kwargs_of_one
 from rltransformers.cli.trust import import_modules, not_typed, programs, require_trust
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, require
 from rltransformers.core.files import naming
 from rltransformers.core.signals import Stopped, signals_to
 from rltransformers.core.world import current_sharing
@@ -40,7 +40,7 @@ from rltransformers.training.runs.plots import check_picture, plot_lookback, plo
 from rltransformers.training.runs.run_card import flat_settings, write_run_card
 from rltransformers.training.runs.run_folder import RunFolder
 from rltransformers.training.runs.threads import use_threads
-from rltransformers.training.runs.trackers import begin_tracking, package_of
+from rltransformers.training.runs.trackers import begin_tracking
 
 Evaluated = Callable[[int, float], None]
 PICTURES = {"lookback": "lookback.png", "target": "return_versus_target.png"}
@@ -68,7 +68,7 @@ def train(
     import_modules(config.imports, name, trust=True)  # allowed by whoever read or wrote the config
     threads = use_threads(config.threads)
     if config.tracker is not None:
-        package_of(config.tracker)
+        require(config.tracker, "track")
     # Before the folder is made: a config that cannot work leaves nothing behind.
     with closing(build_agent(config)) as agent:
         path = RunFolder.create(config.output, name).path if sharing.is_leader else None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rltransformers.core.spaces import Space, leaf_spaces, stored_dtype
 from rltransformers.core.values import Array
+from rltransformers.core.world import rows_of
 
 Leaves = dict[str, Tensor]
 """Tensors by leaf path."""
@@ -49,11 +50,7 @@ class Segment:
 
     def rows(self, index: Tensor) -> "Segment":
         """The segments of the chosen environments."""
-        chosen: dict[str, Any] = {
-            name: {path: leaf[index] for path, leaf in value.items()} if isinstance(value, dict) else value[index]
-            for name, value in vars(self).items()
-        }
-        return Segment(**chosen)
+        return Segment(**rows_of(vars(self), index))
 
     def numbers(self) -> dict[str, Tensor]:
         """What a loss compares with, by the names of ``Recorded``."""

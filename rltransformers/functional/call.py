@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from rltransformers.core.record import Probe
-from rltransformers.functional.windows import FEW_TOKENS, fold, take_rows
+from rltransformers.functional.windows import FEW_TOKENS, fold, match_axes, take_rows
 
 EVERY = slice(None)
 """All tokens."""
@@ -85,8 +85,7 @@ class Tokens:
             return values[:, -1].clone() if values.shape[1] > 1 else values[:, -1]  # a view would keep all tokens
         index = (self.length - 1).clamp(min=0)
         chosen = values[torch.arange(values.shape[0], device=values.device), index]
-        empty = (self.length == 0).view(-1, *[1] * (chosen.dim() - 1))
-        return torch.where(empty, before, chosen)
+        return torch.where(match_axes(self.length == 0, chosen), before, chosen)
 
     def newest_rows(self, rows: Tensor, count: int) -> Tensor:
         """The newest ``count`` valid rows of ``[memory ; tokens]`` [B, S, ...]; zeros where there are fewer."""

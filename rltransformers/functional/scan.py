@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.functional.call import Tokens
-from rltransformers.functional.windows import fold
+from rltransformers.functional.windows import fold, match_axes
 
 CHUNK = 8
 """Tokens that are scanned at once; as many chunks are scanned by their ends."""
@@ -59,7 +59,7 @@ def running_max(
     ``state`` is m before the call; m begins at 0 in every episode. Without gradients: m is the scale of exponentials,
     which a quotient cancels.
     """
-    first = _like(tokens.p == 0, log_value)
+    first = match_axes(tokens.p == 0, log_value)
     value = torch.where(first, torch.maximum(log_decay, log_value), log_value)
     out, after = _recurrence(log_decay, value, state, tokens, MAXIMA, CHUNK)
     before = torch.cat([state.to(out.dtype)[:, None], out], 1)[:, :-1].masked_fill(first, 0.0)
@@ -117,7 +117,7 @@ def _recurrence(
     dtype = torch.promote_types(torch.promote_types(value.dtype, state.dtype), torch.float32)
     value, state = value.to(dtype), state.to(dtype)
     decay = decay.to(dtype).expand(*tokens.p.shape, *decay.shape[2:])
-    begins = _like(tokens.p == 0, decay)
+    begins = match_axes(tokens.p == 0, decay)
     decay = decay.masked_fill(begins, algebra.zero)
     before = state[:, None].masked_fill(begins[:, :1], 0.0)  # a state that overflowed does not outlive its episode
     first = algebra.plus(value[:, :1], algebra.times(decay[:, :1], before))
@@ -149,8 +149,3 @@ def _doubled(decay: Tensor, value: Tensor, algebra: Algebra) -> tuple[Tensor, Te
         decay = torch.cat([decay[:, :rows], times(own, decay[:, :-rows])], 1)
         rows *= 2
     return decay, value
-
-
-def _like(mask: Bool[Tensor, "B T"], x: Tensor) -> Tensor:
-    """The mask with as many axes as ``x``."""
-    return mask.view(*mask.shape, *[1] * (x.dim() - 2))

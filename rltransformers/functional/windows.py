@@ -24,12 +24,16 @@ def padded_behind(valid: Bool[Tensor, "B T"]) -> bool:
     return not bool((valid[:, 1:] & ~valid[:, :-1]).any())
 
 
+def match_axes(mask: Tensor, leaf: Tensor) -> Tensor:
+    """``mask`` with as many axes as ``leaf``: ones behind its own."""
+    return mask.view(*mask.shape, *[1] * (leaf.dim() - mask.dim()))
+
+
 def take_rows(rows: Tensor, index: Int[Tensor, "B N"]) -> Tensor:
     """Rows [B, N, ...] of ``rows`` [B, S, ...]; a negative index gives zeros."""
     batch = torch.arange(rows.shape[0], device=rows.device)[:, None]
     taken = rows[batch, index.clamp(min=0)]
-    absent = (index < 0).view(*index.shape, *[1] * (rows.dim() - 2))
-    return taken.masked_fill(absent, 0.0)
+    return taken.masked_fill(match_axes(index < 0, rows), 0.0)
 
 
 def fetch(rows: Float[Tensor, "B H N X"], index: Int[Tensor, "B h T C"]) -> Float[Tensor, "B H T C X"]:

@@ -20,6 +20,7 @@ from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.prefixes import bounded_exp
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.functional.running_top import Largest, running_largest
+from rltransformers.functional.windows import fetch
 from rltransformers.mixers.interface import Dims, LayerState
 from rltransformers.mixers.kernel import HeadsMixer, exact_product
 
@@ -92,7 +93,7 @@ class Clustered(OnlineMeans, HeadsMixer):
         if not self.top:
             return mixed, new
         asked, rows, new["top"] = self._lists(k, v, own, state["top"], call)
-        keys, values = _rows_at(rows, asked.index).split([self.dims.head_dim, self.dims.value_dim], -1)
+        keys, values = fetch(rows, asked.index).split([self.dims.head_dim, self.dims.value_dim], -1)
         logits = (q[..., None, :] * keys).sum(-1) / math.sqrt(self.dims.head_dim)
         words = self.codebook.to(keys.dtype)[torch.arange(len(self.codebook), device=q.device)[:, None], own]
         of_word = bounded_exp((words[..., None, :] * keys).sum(-1) / math.sqrt(self.dims.head_dim))
@@ -115,7 +116,7 @@ class Clustered(OnlineMeans, HeadsMixer):
         asked, last = running_largest(self._logits(k.detach()), scores.detach(), own, call.tokens)
         dtype = torch.promote_types(k.dtype, held.dtype)
         rows = torch.cat([held.flatten(2, 3).to(dtype), torch.cat([k, v], -1).to(dtype)], 2)
-        return asked, rows, _rows_at(rows, last.index).masked_fill(~last.exists[..., None], 0.0)
+        return asked, rows, fetch(rows, last.index).masked_fill(~last.exists[..., None], 0.0)
 
     def _watch(self, q: Tensor, own: Tensor, call: Call) -> None:
         """Sum up the queries of a call by codeword for ``maintain``; tell how far they lie from it as "distance"."""
@@ -133,11 +134,6 @@ class Clustered(OnlineMeans, HeadsMixer):
     def maintain(self) -> None:
         """Move every codeword with members towards the mean of its queries since the last call."""
         self.move(self.codebook, self.decay)
-
-
-def _rows_at(rows: Float[Tensor, "B H R E"], index: Int[Tensor, "B H X w"]) -> Float[Tensor, "B H X w E"]:
-    flat = index.flatten(2)[..., None].expand(-1, -1, -1, rows.shape[-1])
-    return rows.gather(2, flat).unflatten(2, index.shape[2:])
 
 
 SPEC = Spec(

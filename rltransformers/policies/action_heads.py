@@ -18,6 +18,7 @@ from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import Space, box_bounds, check_supported, check_width, leaf_spaces
 from rltransformers.core.spec import Choice
 from rltransformers.core.values import NOT_FINITE, all_finite, finite, named
+from rltransformers.functional.windows import match_axes
 from rltransformers.policies.action_leaves import (
     ActionLeaf,
     BinaryAction,
@@ -147,7 +148,7 @@ class ActionHead(nn.Module):
         """``decode`` with noise, and the most probable actions in the rows that are ``greedy``; looks at no data."""
         likely = self.decode(outputs)
         return {
-            path: torch.where(greedy.view(-1, *[1] * (value.dim() - 1)), likely[path], value)
+            path: torch.where(match_axes(greedy, value), likely[path], value)
             for path, value in self.decode(outputs, noise).items()
         }
 
@@ -306,8 +307,7 @@ def blank_invalid(
     for path, space in spaces_.items():
         value = values[path]
         legal = torch.as_tensor(getattr(space, "start", 0), dtype=value.dtype, device=value.device)
-        mask = valid.reshape(*valid.shape, *[1] * (value.dim() - valid.dim()))
-        blanked[path] = torch.where(mask, value, legal)
+        blanked[path] = torch.where(match_axes(valid, value), value, legal)
     return blanked
 
 

@@ -128,6 +128,18 @@ class EvaluationResult:
             return None
         return float(np.sqrt(np.mean(np.square(np.asarray(self.obtained) - self.target_return))))
 
+    def line(self) -> str:
+        """Return, success rate and target or predicted return in words, for a log.
+
+        Targets of discounted returns stand beside those.
+        """
+        success = "" if self.success_rate is None else f", success {self.success_rate:.2f}"
+        obtained = "" if self.discounted_returns is None else f"discounted {np.mean(self.discounted_returns):.2f}, "
+        aim = "" if self.target_return is None else f" ({obtained}target {self.target_return:g})"
+        if self.predicted_return is not None:
+            aim = f" ({obtained}predicted {self.predicted_return:g})"
+        return f"return {self.mean:.2f} ± {self.std:.2f}{success}{aim}"
+
     def summary(self) -> dict[str, Any]:
         """Mean, standard deviation, IQM with its 95 % bootstrap interval, episode length; error of alignment, mean
         discounted return, success rate and normalized score (mean, 100 = the expert of D4RL) where they are defined.

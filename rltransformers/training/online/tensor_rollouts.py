@@ -24,9 +24,9 @@ from rltransformers.envs.tensors.base import (
     StepInfos,
     TensorStep,
     TensorVecEnv,
-    beside,
     inner_tensors,
 )
+from rltransformers.functional.windows import match_axes
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.policy_state import PolicyState
 from rltransformers.training.online.replay_data import raw_leaves
@@ -191,7 +191,8 @@ def _cut_all(step: Step) -> Step:
     ended, last = step.raw.ended, None
     if step.last is not None:
         last = {
-            path: torch.where(beside(ended, leaf), step.last[path], leaf) for path, leaf in step.observations.items()
+            path: torch.where(match_axes(ended, leaf), step.last[path], leaf)
+            for path, leaf in step.observations.items()
         }
     return step._replace(last=last, cut=step.cut | ~ended, ended=torch.ones_like(ended))
 
@@ -233,7 +234,7 @@ def _values_of_ends(policy: MemoryPolicy, buffer: RolloutBuffer, rows: Tensor, c
         return values[row, source]
 
     seen = {
-        path: torch.where(is_end.view(*is_end.shape, *[1] * (leaf.dim() - 2)), spread(ends[path]), spread(leaf[rows]))
+        path: torch.where(match_axes(is_end, leaf), spread(ends[path]), spread(leaf[rows]))
         for path, leaf in buffer.observations.items()
     }
     taken = {path: spread(leaf[rows]) for path, leaf in buffer.actions_so_far().items()}

@@ -212,7 +212,7 @@ class RunCallback(BaseCallback):
             for key in (*means, "return_std", "return_iqm", "success_rate", "normalized_score"):
                 if key in summary:
                     logger.record(f"eval/{key}{target}", summary[key])
-            self._report(f"{step:>10,} {self.steps}: {one_line(result)}")
+            self._report(f"{step:>10,} {self.steps}: {result.line()}")
         if validation is not None:
             record_validation(logger, validation)
             self._report(f"{step:>10,} {self.steps}: {validation.line()}")
@@ -233,18 +233,3 @@ def score(results: Sequence[EvaluationResult], validation: ValidationResult | No
     if not results and validation is not None:
         return -validation.action_loss
     return max(result.mean for result in results)
-
-
-def one_line(result: EvaluationResult) -> str:
-    """Return, success rate and target or predicted return of one result, for a log.
-
-    Targets of discounted returns stand beside those.
-    """
-    summary = result.summary()
-    success = f", success {summary['success_rate']:.2f}" if "success_rate" in summary else ""
-    discounted = summary.get("discounted_return_mean")
-    obtained = "" if discounted is None else f"discounted {discounted:.2f}, "
-    aim = "" if result.target_return is None else f" ({obtained}target {result.target_return:g})"
-    if result.predicted_return is not None:
-        aim = f" ({obtained}predicted {result.predicted_return:g})"
-    return f"return {summary['return_mean']:.2f} ± {summary['return_std']:.2f}{success}{aim}"

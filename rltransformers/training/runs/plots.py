@@ -5,7 +5,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -16,7 +15,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import naming, replacing
 from rltransformers.functional.statistics import stratified_bootstrap
 from rltransformers.training.evaluation import EvaluationResult, return_alignment
-from rltransformers.training.runs.curves import plain, save_figure
+from rltransformers.training.runs.curves import canvas, save_figure
 
 Path = str | os.PathLike[str]
 
@@ -28,7 +27,7 @@ def plot_learning_curve(
 
     A run with several target returns gets one line per target; ``steps`` names the x-axis.
     """
-    figure, axes = _canvas(title)
+    figure, axes = canvas(title)
     for target in dict.fromkeys(result.target_return for _, results in evaluations for result in results):
         points = [
             (step, result) for step, results in evaluations for result in results if result.target_return == target
@@ -50,7 +49,7 @@ def plot_learning_curve(
 
 def plot_validation_curve(path: Path, losses: Sequence[tuple[int, float]], title: str, steps: str) -> None:
     """Action loss on held-out episodes against training steps; the lowest is marked."""
-    figure, axes = _canvas(title)
+    figure, axes = canvas(title)
     axes.plot(*zip(*losses, strict=True), marker="o", markersize=3.5, label="held-out episodes")
     step, loss = min(losses, key=lambda point: point[1])
     axes.plot([step], [loss], marker="o", color="C1", linestyle="", label=f"lowest, {loss:.4g}")
@@ -72,7 +71,7 @@ def plot_return_versus_target(
     aimed = sorted((r for r in results if r.target_return is not None), key=lambda r: float(r.target_return or 0.0))
     if not aimed:
         raise ConfigError("no evaluation has a target return; evaluate with --target-return R, several times")
-    figure, axes = _canvas(title)
+    figure, axes = canvas(title)
     targets = np.array([result.target_return for result in aimed], dtype=np.float64)
     means = np.array([np.mean(result.obtained) for result in aimed])
     intervals = np.array([_mean_interval(result.obtained) for result in aimed])
@@ -112,7 +111,7 @@ def plot_lookback(path: Path, attention: Sequence[ArrayLike], title: str) -> Non
         raise ConfigError(f"a look-back picture needs an array [heads, look-back] of every layer, got shapes {shapes}")
     weights = np.concatenate(layers)
     rows, lookback = weights.shape
-    figure, axes = _canvas(title, height=1.4 + 0.3 * rows)
+    figure, axes = canvas(title, height=1.4 + 0.3 * rows)
     # A square root keeps the small weights visible that a long memory spreads over hundreds of tokens.
     image = axes.imshow(
         np.sqrt(weights), aspect="auto", origin="lower", cmap="viridis", vmin=0.0, interpolation="nearest"
@@ -136,7 +135,7 @@ def check_picture(path: Path) -> None:
     """Raise ConfigError or OSError unless a picture can be drawn and written to ``path``; leave it alone."""
     if os.path.isdir(path):
         raise ConfigError(f"{os.fspath(path)} is a folder, and a picture is to be written there: move it away")
-    _canvas("")[0].savefig(io.BytesIO(), format="png")
+    canvas("")[0].savefig(io.BytesIO(), format="png")
     with naming(path), tempfile.TemporaryFile(dir=os.path.dirname(path)):
         pass
 
@@ -144,15 +143,6 @@ def check_picture(path: Path) -> None:
 def _write(figure: Figure, path: Path) -> None:
     with replacing(path) as temporary:
         save_figure(figure, temporary)
-
-
-def _canvas(title: str, height: float = 4.0) -> tuple[Figure, Any]:
-    """A figure without pyplot: nothing global changes and no display is needed."""
-    figure = Figure(figsize=(6.4, height), layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, fontsize=10)
-    plain(axes)
-    return figure, axes
 
 
 @lru_cache(maxsize=10_000)  # the curve of a run is drawn anew behind every evaluation

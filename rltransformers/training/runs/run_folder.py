@@ -110,7 +110,7 @@ class RunFolder:
         """
         with file_lock(self.path / ".lock", f"run folder {self.path}", ConfigError):
             written = (self.config, self.begun, self.metrics, self.evaluations, self.last, self.best, self.evaluation)
-            normalization = (path.with_suffix(".normalization.zip") for path in (self.last, self.best))
+            normalization = (statistics_path(path) for path in (self.last, self.best))
             remove_left_overs(*written, self.validation, self.learning_curve, *normalization, *self.event_files())
             yield
 
@@ -243,6 +243,11 @@ class RunFolder:
             plot_learning_curve(self.learning_curve, played, self.path.name, steps)
         elif losses:
             plot_validation_curve(self.learning_curve, losses, self.path.name, steps)
+
+
+def statistics_path(checkpoint: Path) -> Path:
+    """Where the statistics of ``VecNormalize`` stand that belong to the checkpoint of a baseline."""
+    return checkpoint.with_suffix(".normalization.zip")
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

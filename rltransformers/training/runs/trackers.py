@@ -80,11 +80,6 @@ class Mlflow(_Tracker):
 TRACKERS: Mapping[str, type[_Tracker]] = {"wandb": Wandb, "mlflow": Mlflow}
 
 
-def package_of(tracker: str) -> Any:
-    """The package of a tracker; raises MissingExtraError without it."""
-    return require(tracker, "track")
-
-
 def begin_tracking(tracker: str, folder: Path, settings: Mapping[str, Any]) -> KVWriter:
     """The writer of a tracker for the run in ``folder``, in which settings stand as hyperparameters.
 
@@ -92,7 +87,7 @@ def begin_tracking(tracker: str, folder: Path, settings: Mapping[str, Any]) -> K
         MissingExtraError: without its package.
         ConfigError: if it does not begin, for example without an account.
     """
-    package = package_of(tracker)
+    package = require(tracker, "track")
     try:
         return TRACKERS[tracker](package, folder, settings)
     except Exception as error:  # of whatever kind they raise

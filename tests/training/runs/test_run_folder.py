@@ -19,7 +19,6 @@ from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.training.evaluation import EvaluationResult, read_results
 from rltransformers.training.normalization import load_normalization, save_normalization
 from rltransformers.training.runs import plots
-from rltransformers.training.runs.callback import one_line
 from rltransformers.training.runs.plots import plot_lookback, plot_return_versus_target
 from rltransformers.training.runs.run_folder import MetricsCSV, RunFolder
 
@@ -326,7 +325,7 @@ def test_a_line_of_returns_lies_in_its_interval_where_targets_are_discounted(mon
     low, high = curve.collections[0].get_paths()[0].get_extents().intervaly
     assert curve.lines[0].get_ydata() == pytest.approx([104.5, 104.5]) and 102 < low < 104.5 < high < 107
     assert against.containers[0].lines[0].get_ydata() == pytest.approx([34.5])
-    assert one_line(one) == "return 104.50 ± 2.87 (discounted 34.50, target 36)"
+    assert one.line() == "return 104.50 ± 2.87 (discounted 34.50, target 36)"
     assert one.summary()["discounted_return_mean"] == 34.5
 
 
