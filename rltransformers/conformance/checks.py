@@ -3,6 +3,7 @@
 Steps are taken one at a time with ``step`` from a fresh state; B = 3 rows hold different numbers.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,9 @@ from rltransformers.conformance.comparing import (
     attempted,
     compared,
     first_steps,
+    histories,
     numbers,
+    row_by_row,
     stepped,
     steps_of,
     tolerance_of,
@@ -66,39 +69,54 @@ class Result:
 
 
 def step_equals_segment(policy: PolicyWithMemory) -> Found:
-    """Acting one step at a time computes what the training pass computes on the whole segment."""
+    """Acting one step at a time computes what the training pass computes on the whole segment.
+
+    Both compute for a row what they compute for it without the other rows.
+    """
     steps, first = steps_of(policy), first_steps(ROWS, steps_of(policy))
     if policy.traits.resets_inside:
         first = first_steps(ROWS, steps, (5,), (2, 9)) if steps > 9 else first_steps(ROWS, steps, (steps // 2,))
     inputs = numbers(policy, steps)
-    found, _ = stepped(policy, inputs, first)
-    findings = [compared(found, policy.segment(inputs, first, policy.reset(ROWS)))]
-    if policy.traits.continues:
-        before, later = numbers(policy, BEFORE, seed=1), first.clone()
-        later[:, 0] = False
+
+    def acted(inputs: Tensor, first: Tensor) -> Tensor:
+        return stepped(policy, inputs, first)[0]
+
+    def trained(inputs: Tensor, first: Tensor) -> Tensor:
+        return policy.segment(inputs, first, policy.reset(len(inputs)))
+
+    found, expected = acted(inputs, first), trained(inputs, first)
+    findings = [compared(found, expected)]
+    for way, together, compute in (("acting", found, acted), ("training", expected, trained)):
+        place = f"{way}: row {{row}}, step {{step}}, beside other rows and without them"
+        findings.append(compared(together, row_by_row(compute, inputs, first), place))
+    later = first.clone()
+    later[:, 0] = False
+    for steps_before in histories(policy) if policy.traits.continues else ():
+        before = numbers(policy, steps_before, seed=1)
         (_, state), (_, again) = stepped(policy, before), stepped(policy, before)
         found, _ = stepped(policy, inputs, later, state)
-        place = f"row {{row}}, step {{step}} of a segment that follows {BEFORE} steps"
+        place = f"row {{row}}, step {{step}} of a segment that follows {steps_before} steps"
         findings.append(compared(found, policy.segment(inputs, later, again), place))
     return worst(findings)
 
 
 def reset_leaks_nothing(policy: PolicyWithMemory) -> Found:
     """An episode's outputs do not depend on the episode before it."""
-    steps = max(2, steps_of(policy) - BEFORE)
+    steps, longest = max(2, steps_of(policy) - BEFORE), policy.traits.longest or math.inf
     inputs, findings = numbers(policy, steps), []
     expected, _ = stepped(policy, inputs)
-    first = first_steps(ROWS, BEFORE + steps)
-    first[:, BEFORE] = True
-    for name, seed, size in (("a quiet", 1, 1.0), ("a loud", 2, LOUD)):
-        both = torch.cat([size * numbers(policy, BEFORE, seed), inputs], 1)
-        found, _ = stepped(policy, both, first)
-        place = f"row {{row}}, step {{step}} of an episode after {name} one"
-        findings.append(compared(found[:, BEFORE:], expected, f"acting: {place}"))
-        if policy.traits.resets_inside:
-            alone = policy.segment(inputs, first_steps(ROWS, steps), policy.reset(ROWS))
-            together = policy.segment(both, first, policy.reset(ROWS))[:, BEFORE:]
-            findings.append(compared(together, alone, f"training: {place}"))
+    for before in histories(policy):
+        first = first_steps(ROWS, before + steps)
+        first[:, before] = True
+        for name, seed, size in (("a quiet", 1, 1.0), ("a loud", 2, LOUD)):
+            both = torch.cat([size * numbers(policy, before, seed), inputs], 1)
+            found, _ = stepped(policy, both, first)
+            place = f"row {{row}}, step {{step}} of an episode after {name} one of {before} steps"
+            findings.append(compared(found[:, before:], expected, f"acting: {place}"))
+            if policy.traits.resets_inside and before + steps <= longest:
+                alone = policy.segment(inputs, first_steps(ROWS, steps), policy.reset(ROWS))
+                together = policy.segment(both, first, policy.reset(ROWS))[:, before:]
+                findings.append(compared(together, alone, f"training: {place}"))
     return worst(findings)
 
 
@@ -117,22 +135,25 @@ def no_look_ahead(policy: PolicyWithMemory) -> Found:
 
 
 def padding_does_not_matter(policy: PolicyWithMemory) -> Found:
-    """Neither the amount of padding nor what stands in it changes an output."""
+    """Neither the amount of padding, another one in every row, nor what stands in it changes an output."""
     if not isinstance(policy, protocol.Pads):
         raise Inapplicable("its segments hold no padding")
     if policy.padding not in ("left", "right"):
         raise ConfigError(f"padding must be 'left' or 'right', got {shown(policy.padding)}")
     steps, findings = steps_of(policy), []
-    real_steps = max(2, steps // 2)
-    inputs, valid = numbers(policy, real_steps), torch.zeros(ROWS, steps, dtype=torch.bool)
-    expected = policy.segment(inputs, first_steps(ROWS, real_steps), policy.reset(ROWS))
-    real = slice(steps - real_steps, None) if policy.padding == "left" else slice(0, real_steps)
-    valid[:, real] = True
+    lengths, place = [max(steps // 2 - row, 1) for row in range(ROWS)], torch.arange(steps)
+    real_steps = torch.tensor(lengths)[:, None]
+    valid = place >= steps - real_steps if policy.padding == "left" else place < real_steps
+    inputs = numbers(policy, steps)
+    episodes = [inputs[row : row + 1, :length] for row, length in enumerate(lengths)]
+    expected = [policy.segment(each, first_steps(1, each.shape[1]), policy.reset(1)) for each in episodes]
     for name, size in (("zeros", 0.0), ("numbers", 1.0), ("large numbers", LOUD)):
         filled = size * numbers(policy, steps, seed=1)
-        filled[:, real] = inputs
-        place = f"row {{row}}, step {{step}} with {steps - real_steps} steps of padding that hold {name}"
-        findings.append(compared(policy.pad(filled, valid)[:, real], expected, place))
+        filled[valid] = torch.cat(episodes, 1)[0]
+        found = policy.pad(filled, valid)
+        for row, outputs in enumerate(expected):
+            where = f"row {row}, step {{step}} with {steps - lengths[row]} steps of padding that hold {name}"
+            findings.append(compared(found[row : row + 1, valid[row]], outputs, where))
     return worst(findings)
 
 
@@ -227,14 +248,17 @@ def saved_in_mid_episode(policy: PolicyWithMemory) -> Found:
     """A policy and its state, written in mid-episode and read again, act as if nothing had happened."""
     if not isinstance(policy, protocol.Saves):
         raise Inapplicable("it offers no way to store what it remembers in mid-episode")
-    inputs = numbers(policy, BEFORE + steps_of(policy))
-    (_, state), (_, other) = (stepped(policy, inputs[:, :BEFORE]) for _ in range(2))
-    expected, _ = stepped(policy, inputs[:, BEFORE:], state=state)
-    with tempfile.TemporaryDirectory() as folder:
-        policy.save(other, Path(folder))
-        again, loaded = policy.load(Path(folder))
-    found, _ = stepped(again, inputs[:, BEFORE:], state=loaded)
-    return compared(found, expected, "row {row}, step {step} after loading")
+    findings = []
+    for before in histories(policy):
+        inputs = numbers(policy, before + steps_of(policy))
+        (_, state), (_, other) = (stepped(policy, inputs[:, :before]) for _ in range(2))
+        expected, _ = stepped(policy, inputs[:, before:], state=state)
+        with tempfile.TemporaryDirectory() as folder:
+            policy.save(other, Path(folder))
+            again, loaded = policy.load(Path(folder))
+        found, _ = stepped(again, inputs[:, before:], state=loaded)
+        findings.append(compared(found, expected, f"row {{row}}, step {{step}} after loading at step {before}"))
+    return worst(findings)
 
 
 def stopped_run_keeps_memory(policy: PolicyWithMemory) -> Found:

@@ -100,6 +100,20 @@ def steps_of(policy: PolicyWithMemory) -> int:
     return SHORT if longest is None else min(SHORT, longest)
 
 
+def histories(policy: PolicyWithMemory) -> list[int]:
+    """Steps before something happens: a few, and as many as fill what is remembered, where the policy goes on after."""
+    full = policy.traits.full
+    if full is None or full + 2 <= BEFORE:
+        return [BEFORE]
+    _, refusal = until_refused(policy, numbers(policy, full + 2 + SHORT))
+    return [BEFORE] if refusal else [BEFORE, full + 2]
+
+
+def row_by_row(compute: Callable[..., Tensor], *batch: Tensor) -> Tensor:
+    """What ``compute`` gives for every row of its arguments by itself."""
+    return torch.cat([compute(*(part[row : row + 1] for part in batch)) for row in range(ROWS)])
+
+
 def until_refused(policy: PolicyWithMemory, inputs: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B t A"], str]:
     """Outputs of the steps up to the first that raises, and what it says; ValueError when that is the first step."""
     state, outputs, refusal = policy.reset(inputs.shape[0]), [], ""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rltransformers.conformance import Bootstrap, Traits
 
-MEMORY, WIDTH = 4, 5
+MEMORY, WIDTH = 8, 5
 State = dict[str, Tensor]
 
 
@@ -188,6 +188,70 @@ class ResetsAStepLate(Conforming):
         return outputs, after | {"began": first}
 
 
+class KeepsThatItWasFull(Conforming):
+    """Acting: a reset clears the counter of the ring, but not the flag that all of it is in use."""
+
+    def reset(self, batch: int) -> State:
+        return super().reset(batch) | {
+            "count": torch.zeros(batch, dtype=torch.long),
+            "full": torch.zeros(batch, dtype=torch.bool),
+        }
+
+    def step(self, inputs: Tensor, first: Tensor, state: State) -> tuple[Tensor, State]:
+        count = state["count"] * ~first
+        there = (torch.arange(MEMORY).flip(0) < count[:, None]) | state["full"][:, None]
+        outputs, after = super().step(inputs, torch.zeros_like(first), state | {"there": there})
+        return outputs, after | {"count": count + 1, "full": state["full"] | (count + 1 >= MEMORY)}
+
+
+class ReadsTheRingFromItsFirstSlot(Conforming):
+    """Training takes the slots of the memory in their order, which is that of steps until the ring turns."""
+
+    def reset(self, batch: int) -> State:
+        return super().reset(batch) | {"count": torch.zeros(1, dtype=torch.long)}
+
+    def step(self, inputs: Tensor, first: Tensor, state: State) -> tuple[Tensor, State]:
+        outputs, after = super().step(inputs, first, state)
+        return outputs, after | {"count": state["count"] + 1}
+
+    def segment(self, inputs: Tensor, first: Tensor, state: State) -> Tensor:
+        turned = int(state["count"]) % MEMORY if int(state["count"]) > MEMORY else 0
+        seen = {name: state[name].roll(turned, 1) for name in ("inputs", "there")}
+        return super().segment(inputs, first, state | seen)
+
+
+class SavesTheNewestSteps(Conforming):
+    """A file holds six steps of the memory."""
+
+    def save(self, state: State, folder: Path) -> None:
+        there = state["there"].clone()
+        there[:, :-6] = False
+        super().save(state | {"there": there}, folder)
+
+
+class SubtractsTheMeanOfTheBatch(Conforming):
+    def step(self, inputs: Tensor, first: Tensor, state: State) -> tuple[Tensor, State]:
+        return super().step(inputs - 0.3 * inputs.mean(0), first, state)
+
+    def segment(self, inputs: Tensor, first: Tensor, state: State) -> Tensor:
+        return super().segment(inputs - 0.3 * inputs.mean(0), first, state)
+
+
+class ResetsAllRows(Conforming):
+    """An episode that begins in one row begins in all, acting and in training."""
+
+    def kept(self, there: Tensor, first: Tensor) -> Tensor:
+        return there & ~first.any()
+
+    def segment(self, inputs: Tensor, first: Tensor, state: State) -> Tensor:
+        return super().segment(inputs, first.any(0).expand_as(first), state)
+
+
+class PadsAsTheFirstRow(Conforming):
+    def unpadded(self, valid: Tensor) -> Tensor:
+        return valid[:1].expand_as(valid)[:, None]
+
+
 class LooksAhead(Conforming):
     def reached(self, distance: Tensor) -> Tensor:
         return (distance >= -1) & (distance <= MEMORY)
@@ -274,6 +338,12 @@ FAULTS: dict[type[Conforming], tuple[str, ...]] = {
     TrainsOnTheEpisodeBefore: ("reset leaks nothing",),
     ResetsItsNeighbor: ("step = segment",),
     ResetsAStepLate: ("step = segment", "reset leaks nothing"),
+    KeepsThatItWasFull: ("reset leaks nothing",),
+    ReadsTheRingFromItsFirstSlot: ("step = segment",),
+    SavesTheNewestSteps: ("saved in mid-episode",),
+    SubtractsTheMeanOfTheBatch: ("step = segment",),
+    ResetsAllRows: ("step = segment",),
+    PadsAsTheFirstRow: ("padding does not matter",),
     LooksAhead: ("no look-ahead",),
     AttendsToPadding: ("padding does not matter",),
     KeepsStaleKeys: ("changed weights take effect",),
