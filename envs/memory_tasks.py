@@ -195,8 +195,10 @@ def _step(rules: Rules, action_space: Any, state: State | None, actions: Array) 
         raise ResetNeeded("call reset before the first step")
     counts = isinstance(action_space, Discrete)
     low, high = (0, action_space.n - 1) if counts else (action_space.low, action_space.high)
-    if np.count_nonzero((actions >= low) & (actions <= high)) < actions.size:
-        raise InvalidAction(f"actions must lie in {np.min(low)}..{np.max(high)}, got {actions.tolist()}")
+    kinds = "biu" if counts else "biuf"
+    if actions.dtype.kind not in kinds or np.count_nonzero((actions >= low) & (actions <= high)) < actions.size:
+        rule = f"lie in {np.min(low)}..{np.max(high)}{' and be integers' if counts else ''}"
+        raise InvalidAction(f"actions must {rule}, got {actions.tolist()} ({actions.dtype})")
     return rules.step(state, actions)
 
 

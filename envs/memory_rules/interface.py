@@ -87,7 +87,9 @@ def whole(uniform: Array, n: int) -> Array:
 
 
 def log_uniform(uniform: Array, shortest: int | None, longest: int) -> Array:
-    """Uniform numbers in [0, 1) as whole numbers shortest..longest, n as often as 1 / n; without a shortest: longest.
+    """Uniform numbers in [0, 1) as whole numbers shortest..longest; without a shortest: longest.
+
+    Log-uniform: n with probability log((n + 1) / n) / log((longest + 1) / shortest), about as often as 1 / n.
 
     What is left of a uniform number after a coin has been read from it is uniform too, and independent of the coin.
     """

@@ -124,7 +124,8 @@ class DistractorTMaze(Rules):
     the side of the cue and -1 on the other; left and right do nothing there, up and down nothing elsewhere. Every other
     step costs 0.1. An episode is truncated after ``limit`` steps. The best return is 4 - 0.1 (corridor - 1), the best
     without memory 1.5 - 0.1 (corridor - 1). With ``shortest_way`` episodes start in any cell from which the junction is
-    at least that many steps away, n steps as often as 1 / n: a learner meets the junction long before it can walk far.
+    at least that many steps away, n steps about as often as 1 / n: a learner meets the junction long before it can walk
+    far.
 
     Source: the second T-maze of AGaLiTe (Pramanik et al. 2023, arXiv 2310.15719), with the sizes of its configurations;
     ``shortest_way`` is ours.

@@ -269,6 +269,8 @@ class TensorVecEnv(VecEnv):
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        if list(self._get_indices(indices)) != list(range(self.num_envs)):
+            raise ConfigError(f"set_attr reaches all environments of {type(self).__name__}; leave out indices")
         setattr(self, attr_name, value)
 
     def env_method(self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **keywords: Any) -> Any:

@@ -698,6 +698,9 @@ def test_wrong_use_of_the_vector_form_is_refused() -> None:
     env.reset(seed=0)
     with pytest.raises(InvalidAction, match=r"0\.\.1"):
         env.step(np.array([0, 2]))
+    for wrong in (np.array([0.5, 0.0]), np.array(["0", "1"]), [None, 0]):  # numbers of Discrete are integers
+        with pytest.raises(InvalidAction, match="be integers"):
+            env.step(np.asarray(wrong))
     with pytest.raises(InvalidAction, match="shape"):
         env.step(np.zeros(3, np.int64))
     with pytest.raises(ConfigError, match="reset_mask"):

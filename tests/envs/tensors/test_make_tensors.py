@@ -28,6 +28,8 @@ def test_every_id_is_made_with_the_spaces_of_its_twin(env_id: str) -> None:
     assert env.action_space == twin.action_space
     if isinstance(env, CartPole):
         assert env.limit == twin.get_attr("spec")[0].max_episode_steps
+    with pytest.raises(ConfigError, match="reaches all environments of"):
+        env.set_attr("limit", 5, indices=[0])
 
 
 def test_sizes_of_repeat_previous_are_those_of_popgym() -> None:
