@@ -5,7 +5,7 @@ A cell is one run: task x variant x seed.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from inspect import signature
@@ -104,7 +104,7 @@ class Task:
         config: packaged config or path, the base of every variant.
         variants: name -> dotted overrides; ``config`` replaces the base, ``dataset: mean`` scores the episodes that
             the base config learns from, ``seeds: N`` runs the first N seeds of the task only.
-        overrides: dotted keys for every variant, below those of the variant.
+        overrides: dotted keys for every variant, below those of the variant; a section there replaces keys in it.
         seeds: number (0, 1, ...) or list; default: the suite's.
         score: ``return`` or ``success``.
         target: which target return the score is of, where an evaluation has several.
@@ -351,8 +351,9 @@ def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, b
         own = ("seeds", "config", "dataset") if of_data else ("seeds", "config")
         changes = {key: value for key, value in overrides.items() if key not in own}
         base = str(overrides.get("config", task.config))
+        of_task = {key: value for key, value in task.overrides.items() if not _is_within(key, changes)}
         try:
-            config = _config(base, task.overrides | changes)
+            config = _config(base, of_task | changes)
             if of_data and config.dataset is None:
                 raise ConfigError(f"dataset: mean needs a config with a dataset, {base} has none")
             if not of_data:
@@ -365,6 +366,11 @@ def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, b
         _check_targets(aim, resolved[aim.variant or task.method][0].evaluation.target_returns, place)
     folders_of(list(resolved), place)
     return resolved
+
+
+def _is_within(key: str, sections: Collection[str]) -> bool:
+    """Whether a dotted key lies in one of the sections: a section of a variant replaces what its task sets of it."""
+    return any(key.startswith(f"{section}.") for section in sections)
 
 
 def _config(name: str, overrides: Mapping[str, Any]) -> ExperimentConfig:

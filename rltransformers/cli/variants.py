@@ -45,8 +45,10 @@ def read_variants(arguments: argparse.Namespace) -> list[Variant]:
     for name, changes in base.items():
         _check_apart(arguments.overrides, changes, f"{arguments.variants}: {name}: ")
         trust.import_modules(changes.get("imports", []), str(arguments.variants), arguments.trust)
-        for key in sweeps.keys() & changes.keys():
-            raise ConfigError(f"--sweep {key}: {name} in {arguments.variants} sets it, too; leave one of the two out")
+        for key, swept in itertools.product(changes, sweeps):
+            if key == swept or key.startswith(f"{swept}."):
+                place = f"--sweep {swept}: {name} in {arguments.variants}"
+                raise ConfigError(f"{place} sets {key}; leave one of the two out")
     variants: list[tuple[str, ExperimentConfig, int | None]] = []
     typed = [*arguments.overrides, *((key, "") for key in sweeps)]
     for (name, changes), *values in itertools.product(base.items(), *sweeps.values()):

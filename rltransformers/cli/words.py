@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -105,8 +106,7 @@ def split_overrides(
     """The words that ``parser`` knows, and pairs (dotted key, text) from all other ``--key value``, ``--key=value``.
 
     Raises ConfigError for a key without a value or without a name, for an option of one of the ``siblings``, commands
-    by name, and for a setting that takes the place of what was typed in front of it: a key given twice, or a section
-    behind one of its settings.
+    by name, and for a key given twice.
     """
     options = {option: action.nargs != 0 for action in parser._actions for option in action.option_strings}
     others: list[str] = []
@@ -129,12 +129,9 @@ def split_overrides(
                 raise ConfigError(f"{key} needs a value: {key} VALUE")
             value = remaining.pop(0)
         overrides.append((key[2:], value))
-    for place, (key, _) in enumerate(overrides):
-        for later, _ in overrides[place + 1 :]:
-            if key == later:
-                raise ConfigError(f"--{key} is given twice; give it once")
-            if key.startswith(f"{later}."):
-                raise ConfigError(f"--{later} would replace --{key} in front of it; give the section first")
+    for key, times in Counter(key for key, _ in overrides).items():
+        if times > 1:
+            raise ConfigError(f"--{key} is given twice; give it once")
     return others, overrides
 
 

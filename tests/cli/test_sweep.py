@@ -112,7 +112,8 @@ def test_a_sweep_that_cannot_be_meant_is_refused(work: Path, sweeps: list[str], 
         ("a: {tune.trials: 3}", "tune.trials is that of all variants"),
         ("a: {seeds: 0}", "a: seeds must be a whole number of at least 1, got 0"),
         ("a: {algorithm.gamma: 0.5}", "a: algorithm.gamma would replace --algorithm.gamma"),
-        ("a: {backbone.memory: 1}", "--sweep backbone.memory: a in v.yaml sets it, too"),
+        ("a: {backbone.memory: 1}", "--sweep backbone.memory: a in v.yaml sets backbone.memory; leave"),
+        ("a: {policy.previous_action: true, policy: {}}", "--policy would replace --policy.previous_action in front"),
         ("'a b': {}\na-b: {}", "two variants would share the run folder 'a-b-backbone.memory-1'"),
         ("a: {imports: [stranger]}", r"v\.yaml would run code of whoever made it: imports runs the module stranger"),
         ("a: {environment.id: 'stranger:Task-v0'}", "would run code of whoever made it: .* add --trust"),
@@ -122,6 +123,12 @@ def test_a_file_of_variants_that_cannot_be_meant_is_refused(work: Path, content:
     Path("v.yaml").write_text(content)
     with pytest.raises(ConfigError, match=message):
         variants_of("backbone.memory=1,2", variants="v.yaml", overrides=[("algorithm.gamma", "0.9")])
+
+
+def test_a_swept_section_takes_nothing_from_a_variant(work: Path) -> None:
+    Path("v.yaml").write_text("memory: {}\nno memory: {backbone.memory: 0}")
+    with pytest.raises(ConfigError, match=r"--sweep backbone: no memory in v\.yaml sets backbone\.memory; leave"):
+        variants_of("backbone={preset: gtrxl},{preset: alibi}", variants="v.yaml")
 
 
 @pytest.mark.parametrize(

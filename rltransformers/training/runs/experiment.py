@@ -404,7 +404,10 @@ def read_values(text: str, source: str, overrides: Sequence[tuple[str, str]] = (
     values = parse_yaml(text, source)
     if not isinstance(values, dict):
         raise ConfigError(f"config {source} must be a mapping of keys, got {type(values).__name__}")
-    for key, override in overrides:
+    for place, (key, override) in enumerate(overrides):
+        for earlier, _ in overrides[:place]:
+            if earlier.startswith(f"{key}."):
+                raise ConfigError(f"--{key} would replace --{earlier} in front of it; give the section first")
         set_value(values, key, parse_yaml(override, f"--{key}"))
     return values
 
