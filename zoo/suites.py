@@ -12,15 +12,13 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-import yaml
-
 from rltransformers.cli.configs import find_config
 from rltransformers.cli.keywords import MEMORY_AGENTS
 from rltransformers.cli.trust import import_modules
 from rltransformers.cli.variants import folders_of, slug
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.ranges import check
-from rltransformers.core.yaml_text import parse_yaml
+from rltransformers.core.yaml_text import parse_yaml, yaml_of
 from rltransformers.policies.steps import Acting
 from rltransformers.training.runs.experiment import ExperimentConfig
 from rltransformers.training.runs.groups import ASIDE
@@ -377,7 +375,7 @@ def _config(name: str, overrides: Mapping[str, Any]) -> ExperimentConfig:
     for key in overrides:
         if key in _SET_BY_CELL:
             raise ConfigError(f"{key} is set by the suite for every run: leave it out (seeds: of the task)")
-    texts = [(key, yaml.safe_dump(value)) for key, value in overrides.items()]
+    texts = [(key, yaml_of(value)) for key, value in overrides.items()]
     return find_config(name, texts)[1]
 
 

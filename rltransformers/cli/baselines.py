@@ -76,12 +76,15 @@ def load_baseline(config: ExperimentConfig, env: VecEnv, checkpoint: Path, devic
 
 
 def save_baseline(model: BaseAlgorithm, path: str | os.PathLike[str]) -> None:
-    """Write its checkpoint, and beside it the statistics of a ``VecNormalize`` around its environment."""
+    """Write its checkpoint, and beside it the statistics of a ``VecNormalize`` around its environment.
+
+    Both are written before one of them takes its name: on a full disk the two of before stay together.
+    """
     statistics = model.get_vec_normalize_env()
-    if statistics is not None:  # first: a checkpoint without them cannot be used
-        save_normalization(statistics_path(Path(path)), statistics)
     with replacing(path) as temporary:
         model.save(temporary)
+        if statistics is not None:
+            save_normalization(statistics_path(Path(path)), statistics)
 
 
 def _origin(kind: type[Any]) -> str:

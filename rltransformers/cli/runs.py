@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.logger import KVWriter, Logger
 
 from rltransformers.agents import DecisionTransformer, load_agent
 from rltransformers.cli.agents import RunAgent, build_agent, checkpoint_step
@@ -79,7 +79,7 @@ def train(
             if sharing.is_leader:
                 folder.write_config(config.to_dict())
             say(threads)
-            return folder, _run(agent, config, folder, verbose, evaluated)
+            return folder, _run(agent, config, folder, _trackers(agent, config, folder), verbose, evaluated)
 
 
 def job() -> str | None:
@@ -131,6 +131,7 @@ def resume(
         begun = folder.last.is_file()
         with closing(build_agent(config, folder.last if begun else None)) as agent:
             agent.check_lengths(stored, path)
+            tracked = _trackers(agent, config, folder)  # before anything of the folder changes
             if sharing.is_leader:
                 folder.write_config(config.to_dict())
             say(threads)
@@ -142,7 +143,7 @@ def resume(
                 evaluated = not any(key.startswith("evaluation") for key in edited)
                 _take_back(folder, agent.steps_done if begun else 0, evaluated, agent.goes_on)
             sharing.broadcast(None)  # nobody goes on before
-            return folder, _run(agent, config, folder, verbose)
+            return folder, _run(agent, config, folder, tracked, verbose)
 
 
 def _resumable(key: str) -> bool:
@@ -179,13 +180,21 @@ def _take_back(folder: RunFolder, step: int, evaluated: bool, goes_on: bool) -> 
         folder.best.unlink()
 
 
+def _trackers(agent: RunAgent, config: ExperimentConfig, folder: RunFolder) -> list[KVWriter]:
+    if config.tracker is None or not current_sharing().is_leader:
+        return []
+    return [begin_tracking(config.tracker, folder.path, flat_settings(agent.hyperparameters()))]
+
+
 def _run(
-    agent: RunAgent, config: ExperimentConfig, folder: RunFolder, verbose: bool, evaluated: Evaluated | None = None
+    agent: RunAgent,
+    config: ExperimentConfig,
+    folder: RunFolder,
+    tracked: Sequence[KVWriter],
+    verbose: bool,
+    evaluated: Evaluated | None = None,
 ) -> list[EvaluationResult]:
     sharing = current_sharing()
-    tracked = []
-    if config.tracker is not None and sharing.is_leader:
-        tracked = [begin_tracking(config.tracker, folder.path, flat_settings(agent.hyperparameters()))]
     logger = folder.logger(stdout=verbose) if sharing.is_leader else Logger(None, [])
     logger.output_formats += tracked
     agent.model.set_logger(logger)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from rltransformers.cli import runs
 from rltransformers.cli.engines import Engine, Job, Order, carry_out, signal_name
@@ -16,6 +15,7 @@ from rltransformers.cli.space import Search, with_values
 from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, one_line, require
 from rltransformers.core.files import file_lock, replacing
+from rltransformers.core.yaml_text import yaml_of
 from rltransformers.training.runs.experiment import AROUND, build_experiment
 from rltransformers.training.runs.search import OneOf
 
@@ -238,7 +238,7 @@ class _Trials:
             )
         best = max(complete, key=lambda each: (each.value, -each.number))  # the first of equals
         with replacing(self.folder / "best.yaml") as temporary:
-            temporary.write_text(yaml.safe_dump(with_values(self.base, best.user_attrs["settings"]), sort_keys=False))
+            temporary.write_text(yaml_of(with_values(self.base, best.user_attrs["settings"])))
         return best
 
     def summary(self) -> dict[str, Any]:

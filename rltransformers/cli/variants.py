@@ -9,14 +9,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rltransformers.cli import trust
 from rltransformers.cli.configs import read_config
 from rltransformers.cli.values import check_values
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, fits
-from rltransformers.core.yaml_text import parse_yaml
+from rltransformers.core.yaml_text import parse_yaml, yaml_of
 from rltransformers.training.runs.experiment import ExperimentConfig
 from rltransformers.training.runs.groups import ASIDE, value_text
 
@@ -153,5 +151,5 @@ def _config(arguments: argparse.Namespace, changes: Mapping[str, Any]) -> Experi
     words, settings = argparse.Namespace(**vars(arguments)), dict(changes)
     if "config" in settings:
         words.config, words.env = str(settings.pop("config")), None
-    words.overrides = [*arguments.overrides, *((key, yaml.safe_dump(value)) for key, value in settings.items())]
+    words.overrides = [*arguments.overrides, *((key, yaml_of(value)) for key, value in settings.items())]
     return read_config(words)[1]

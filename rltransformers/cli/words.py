@@ -40,6 +40,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.register("action", None, Once)
+        self._negative_number_matcher = re.compile(r"-\d*\.?\d+([eE][-+]?\d+)?$")  # -1e3 is a value, no option
 
     def error(self, message: str) -> NoReturn:
         """Raise in place of printing and leaving."""

@@ -201,13 +201,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary = Path(name)
         try:
             yield temporary
-            _sync(temporary)
+            sync(temporary)
             temporary.chmod(0o666 & ~_umask())  # mkstemp makes private files; this one is to be an ordinary one
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        sync(path.parent)
 
 
 @contextmanager
@@ -227,7 +227,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         with naming(path):
             yield temporary
         for each in temporary.rglob("*"):
-            _sync(each)
+            sync(each)
         temporary.chmod(0o777 & ~_umask())  # mkdtemp makes private folders
         if path.exists():
             os.replace(path, before)
@@ -240,11 +240,12 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             for parent in made:
                 parent.rmdir()
         raise
-    _sync(path.parent)
+    sync(path.parent)
     shutil.rmtree(before, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Return when a file, or the names in a folder, have reached the disk."""
     if os.name == "nt" and path.is_dir():  # there a folder cannot be opened
         return
     descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Values in a YAML text, as configs and flags hold them."""
+"""Values in a YAML text, as configs and flags hold them, and texts of values."""
 
 import re
 from typing import Any
@@ -11,8 +11,13 @@ MAX_VALUES = 100_000
 """Values in a config with its aliases written out; nine short lines of aliases can stand for thousands of millions."""
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that ``_Loader`` would read as numbers."""
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML with mends: 3e-4 is a number, 010 ten and 1:30 a text as in YAML 1.2; 1e6 is whole; keys stand once."""
+    """YAML with mends: 3e-4 is a number, 010 ten, 08 eight, 1:30 and 1:30.5 texts as in YAML 1.2; 1e6 is whole; keys
+    stand once."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         nodes = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -23,7 +28,9 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", mark)
         return super().construct_mapping(node, deep)
 
-    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> Any:
+        if ":" in node.value:
+            return node.value
         value = super().construct_yaml_float(node)
         return int(value) if _WHOLE.fullmatch(node.value) and abs(value) < 2**53 else value
 
@@ -34,13 +41,21 @@ class _Loader(yaml.SafeLoader):
         return int(value.replace("_", "")) if _ZERO_FIRST.fullmatch(value) else super().construct_yaml_int(node)
 
 
-_ZERO_FIRST = re.compile(r"[-+]?0[0-7_]+")
+_ZERO_FIRST = re.compile(r"[-+]?0[0-9_]+")
 _WHOLE = re.compile(r"[-+]?\d+[eE]\+?\d+")
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+    _kind.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?0\d+$"), list("-+0"))
+
+
+def yaml_of(value: Any, flow: bool = False) -> str:
+    """The text of plain values that ``parse_yaml`` reads as the same values; in one line if ``flow``."""
+    width = 10_000 if flow else 80
+    text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=flow, sort_keys=False, width=width)
+    return text
 
 
 def parse_yaml(text: str, source: str) -> Any:

@@ -292,8 +292,8 @@ def test_what_would_be_replaced_by_a_later_word_is_refused(
 def test_options_that_repeat_and_a_section_before_its_setting_are_taken(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["evaluate", "x", "--target-return", "1", "--target-return", "2", "--plot", "target", "--plot", "target"]
-    assert build_parser().parse_args(words).target_return == [1, 2]
+    words = ["evaluate", "x", "--target-return", "-1e3", "--target-return", "2", "--plot", "target", "--plot", "target"]
+    assert build_parser().parse_args(words).target_return == [-1000, 2]
     shown = yaml.safe_load(run(capsys, "show", "online.yaml", "--backbone", "{width: 8}", "--backbone.memory", "3"))
     assert shown["backbone"] == {"width": 8, "memory": 3}
 

@@ -41,7 +41,7 @@ from rltransformers.envs import DropIndices, NoveltyBonus, make_vec_env
 from rltransformers.envs.memory_rules import CueRecall
 from rltransformers.policies import steps
 from rltransformers.training.evaluation import read_results
-from rltransformers.training.runs import callback
+from rltransformers.training.runs import callback, run_folder
 from rltransformers.training.runs.experiment import (
     CollectConfig,
     DatasetConfig,
@@ -362,6 +362,33 @@ def test_a_recurrent_run_without_its_statistics_is_refused(work: Path, capsys: p
     Path("runs/scaled/last.normalization.zip").unlink()
     for words in (["evaluate", "runs/scaled"], ["train", "--resume", "runs/scaled", "--train.total_timesteps", "64"]):
         assert "last.normalization.zip is not there, which holds the statistics" in refused(capsys, *words, "--trust")
+
+
+def test_on_a_full_disk_a_checkpoint_keeps_its_statistics(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--environment.normalize_observation", "true"]
+    run(capsys, "train", "lstm.yaml", "--name", "scaled", *words)
+    files = [Path("runs/scaled/last.zip"), Path("runs/scaled/last.normalization.zip")]
+    before = [path.read_bytes() for path in files]
+
+    def full(self: Any, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RecurrentPPO, "save", full)
+    assert main(["train", "--resume", "runs/scaled", "--train.total_timesteps", "96", "--trust"]) == 2
+    assert [path.read_bytes() for path in files] == before
+
+
+def test_metrics_are_on_the_disk_before_the_checkpoint_of_their_step(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    safe: dict[str, str] = {}
+    monkeypatch.setattr(run_folder, "sync", lambda path: safe.update({path.name: path.read_text(errors="replace")}))
+    run(capsys, "train", "online.yaml", "--name", "safe")
+    folder = RunFolder("runs/safe")
+    rows = [line.split(",")[0] for line in safe["progress.csv"].splitlines()]
+    assert rows[-1] == str(checkpoint_step(folder.last)) and folder.event_files()[0].name in safe
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])

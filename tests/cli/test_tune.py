@@ -32,6 +32,8 @@ RATES = ("--search", "algorithm.learning_rate=1e-5..1e-1:log")
         ("1..4", Span(1, 4)),
         ("0.5..2", Span(0.5, 2)),
         ("1e-5..1e-2:log", Span(1e-5, 1e-2, True)),
+        ("1e1..1e2", Span(10, 100)),  # whole, as everywhere in a config
+        ("0.0..1.0", Span(0.0, 1.0)),
         (" -1 .. 4 : log", "must begin above 0"),
         ("4..1", "the first must be the smaller one"),
         ("1..1", "the first must be the smaller one"),

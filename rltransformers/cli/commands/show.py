@@ -26,10 +26,10 @@ the run, defaults included; `rltransformers settings` has those of the agent and
 
 def run(arguments: argparse.Namespace) -> None:
     """Print it."""
-    import yaml
 
     from rltransformers.cli.configs import packaged_configs, read_config
     from rltransformers.cli.values import check_values
+    from rltransformers.core.yaml_text import yaml_of
 
     _, config, typed = read_config(arguments)
     check_values(config)
@@ -37,4 +37,4 @@ def run(arguments: argparse.Namespace) -> None:
         from rltransformers.cli.keywords import check_config
 
         check_config(config)
-    print(yaml.safe_dump(config.to_dict(), sort_keys=False), end="")
+    print(yaml_of(config.to_dict()), end="")

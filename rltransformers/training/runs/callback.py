@@ -220,6 +220,8 @@ class RunCallback(BaseCallback):
 
     def _save_last(self) -> None:
         began = time.monotonic()
+        if self.sharing.is_leader:
+            self.folder.sync_logs()
         self._save(self.folder.last)
         self._saved_at = time.monotonic()
         self._save_took = self._saved_at - began

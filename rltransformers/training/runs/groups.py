@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_path, check_run
+from rltransformers.core.yaml_text import yaml_of
 from rltransformers.training.runs.experiment import AROUND
 
 ASIDE = ("seed", *AROUND, "tune")
@@ -142,5 +141,5 @@ def value_text(value: Any) -> str:
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    text = yaml_of(value, flow=True)
     return text.removesuffix("\n").removesuffix("\n...").strip()

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from stable_baselines3.common.logger import HParam, Logger, TensorBoardOutputFormat
+
+from rltransformers.core.yaml_text import yaml_of
 
 METRICS = ("eval/mean_reward", "eval/mean_ep_length", "rollout/ep_rew_mean", "rollout/ep_len_mean")
 """Metrics in the table of hyperparameters."""
@@ -41,7 +42,7 @@ def write_run_card(logger: Logger, config: Mapping[str, Any], settings: Mapping[
     formats = [each for each in logger.output_formats if isinstance(each, TensorBoardOutputFormat)]
     if not formats:
         return
-    text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)  # of tuples and members of enumerations
+    text = yaml_of(json.loads(json.dumps(config)))  # of tuples and members of enumerations
     card = Logger(None, [*formats])
     card.record("config", "\n".join(f"    {line}" for line in text.splitlines()))  # Markdown shows it as it is
     card.record("hparams", HParam(flat_settings(config if settings is None else settings), dict.fromkeys(METRICS, 0.0)))

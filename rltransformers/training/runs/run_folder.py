@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
@@ -27,7 +26,9 @@ from rltransformers.core.files import (
     numbered,
     remove_left_overs,
     replacing,
+    sync,
 )
+from rltransformers.core.yaml_text import yaml_of
 from rltransformers.training.evaluation import EvaluationResult, write_results
 from rltransformers.training.offline.validation import ValidationResult
 from rltransformers.training.runs.plots import plot_learning_curve, plot_validation_curve
@@ -136,7 +137,7 @@ class RunFolder:
         """Write the resolved config and its copy; ``rltransformers train RUN/config.yaml`` repeats the run."""
         for path in (self.begun, self.config):  # a folder with a config is that of a run
             with replacing(path) as temporary:
-                temporary.write_text(yaml.safe_dump(config, sort_keys=False))
+                temporary.write_text(yaml_of(config))
 
     def logger(self, stdout: bool = True) -> Logger:
         """CSV, TensorBoard and, if wanted, console output; the CSV of a resumed run is continued."""
@@ -145,6 +146,12 @@ class RunFolder:
         if stdout:
             formats.append(HumanOutputFormat(sys.stdout))
         return Logger(str(self.path), formats)
+
+    def sync_logs(self) -> None:
+        """Return when metrics have reached the disk: of a checkpoint they are there before it, power cut or not."""
+        for path in (self.metrics, *self.event_files()):
+            if path.is_file():
+                sync(path)
 
     def append_evaluation(
         self, step: int, results: Sequence[EvaluationResult], validation: ValidationResult | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import shown
+from rltransformers.core.yaml_text import parse_yaml
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ def read_search(value: Any, name: str) -> Span | OneOf:
 
 
 def _number(text: str) -> int | float | None:
-    for kind in (int, float):
-        try:
-            number = kind(text)
-        except ValueError:
-            continue
-        return number if math.isfinite(number) else None
-    return None
+    """A finite number as configs read it: 1e2 is whole, 100.0 is not."""
+    try:
+        number = parse_yaml(text, "a range")
+    except ConfigError:
+        return None
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    return number if is_number and math.isfinite(number) else None

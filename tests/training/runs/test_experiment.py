@@ -272,5 +272,5 @@ def test_whole_numbers_may_be_written_as_powers_of_ten(online: Path) -> None:
 
 
 def test_numbers_are_read_as_in_yaml_1_2() -> None:
-    assert parse_yaml("[010, -07, 0_1_0, 0, 1_000, 0x1f, 089]", "test") == [10, -7, 10, 0, 1000, 31, "089"]
+    assert parse_yaml("[010, -07, 0_1_0, 0, 1_000, 0x1f, 089]", "test") == [10, -7, 10, 0, 1000, 31, 89]
     assert parse_yaml("[1:30, -1:30]", "test") == ["1:30", "-1:30"]

@@ -80,6 +80,13 @@ def test_a_tracker_that_is_missing_or_does_not_begin_is_said(
     )
     assert main(["train", str(config), "--tracker", "tensorbord"]) == 2
 
+    assert main(["train", str(config), "--name", "done"]) == 0
+    run = Path("runs/done")
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    words = ["train", "--resume", str(run), "--train.total_timesteps", "64", "--tracker", "wandb", "--trust"]
+    assert main(words) == 2
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before, "a resumed run is left as it was"
+
 
 def test_tensorboard_groups_curves_in_charts(config: Path) -> None:
     assert main(["train", str(config)]) == 0
