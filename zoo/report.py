@@ -100,8 +100,8 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
 
 def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     """Mean over seeds of one metric: a column per variant and per published figure, the means over the tasks that the
-    method and its baseline have, that all variants with runs of half of the tasks have, but those of single tasks, and
-    that the published figures have too, and a line per task with runs.
+    method and its baseline have, of all variants that have them too, over those that all variants with runs of half of
+    the tasks have, but those of single tasks, and that the published figures have too, and a line per task with runs.
     """
     variants = list(dict.fromkeys(variant for task in suite.tasks.values() for variant in task.variants))
     published = list(dict.fromkeys(name for task in suite.tasks.values() for name in task.published))
@@ -124,8 +124,10 @@ def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     run = [column for column, each in enumerate(common) if each and of_half[column]]
     cited = [len(variants) + column for column in range(len(published))]
     pair = [column for column in run if variants[column] in (first.method, first.compared_with)]
+    of_pair = [cells for cells in table if all(cells[column] is not None for column in pair)]
+    beside = [column for column in run if all(cells[column] is not None for cells in of_pair)]
     if suite.text.overview_means:
-        yield from _means(table, [pair, run, [*run, *cited]])
+        yield from _means(table, [beside, run, [*run, *cited]])
     yield from (line([title, *map(number, each)]) for title, each in means.items())
 
 
