@@ -614,7 +614,8 @@ def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants
     assert "|---|\n| mean of 2 tasks | 0.375 | 0.312 | - |\n| Cue a | 0.5 | 0.5 | 0.75 |\n" in text
     text = report.page(read_suite(str(path)), [*begun, replace(begun[-1], task="b")])
     assert "| mean of 2 tasks | 0.375 | 0.312 | - |\n| mean of 1 task | 0.5 | 0.5 | 0.75 |\n" in text
-    more = {name: each | {"variants": each["variants"] | {"under way": {}}} for name, each in wider.items()}
+    four = VARIANTS | {"third": {}, "under way": {}}
+    more = {name: each | {"variants": four} for name, each in wider.items()}
     path = write({"metrics": ["curve_max"], "overview": "curve_max", "tasks": more})
     third = [replace(row, variant="third") for row in rows if row.variant == "no memory"]  # the tasks of the other two
     few = [replace(rows[0], variant="under way", task=name) for name in ("a", "b")]
