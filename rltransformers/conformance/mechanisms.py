@@ -9,8 +9,9 @@ import torch
 
 from rltransformers import laws
 from rltransformers.backbone import AXES, PLAIN, BackboneConfig
-from rltransformers.core.errors import ConfigError, error_line
+from rltransformers.core.errors import ConfigError, did_you_mean, error_line, refuse_unknown
 from rltransformers.core.extensions import EXTENSIONS
+from rltransformers.core.ranges import UnitInterval, annotations, check
 from rltransformers.core.spec import Spec
 from rltransformers.laws.gradients import TWIN_AXES, Limit, Reference
 from rltransformers.laws.partners import settings_of, sized
@@ -91,11 +92,22 @@ class Subject:
         for function in functions:
             case = self.case()
             function(case)
-            self.figure = max(self.figure or 0.0, case.difference)
+            self.compared(case)
+
+    def compared(self, case: laws.Case) -> None:
+        self.figure = max(self.figure or 0.0, case.difference)
 
 
 class ExemptError(Exception):
     """A law has nothing to say about a mechanism; the message says why."""
+
+
+def calls(subject: Subject) -> None:
+    """Hold L2: compare calls of any length, and acting."""
+    subject.on_case(
+        laws.split_invariance, laws.block_invariance, laws.acting_equals_training, laws.acting_from_keys,
+        laws.outputs_left_out,
+    )  # fmt: skip
 
 
 def references(subject: Subject) -> None:
@@ -103,8 +115,7 @@ def references(subject: Subject) -> None:
     if subject.reference is None:
         argument = "twin" if subject.spec.axis in TWIN_AXES else "reference"
         raise ExemptError(f"no slow twin was passed, {argument}=...")
-    case = laws.equals_reference(laws.perturbed(subject.config), subject.reference, subject.tolerance)
-    subject.figure = case.difference
+    subject.compared(laws.equals_reference(laws.perturbed(subject.config), subject.reference, subject.tolerance))
 
 
 def limits(subject: Subject) -> None:
@@ -113,8 +124,7 @@ def limits(subject: Subject) -> None:
         raise ExemptError("no settings that make it another mechanism were passed, limits=...")
     for limit in subject.limits:
         special, plain = (BackboneConfig(**{**PLAIN, **sized(each)}) for each in (limit.special, limit.plain))
-        case = laws.becomes_another(special, plain, limit)
-        subject.figure = max(subject.figure or 0.0, case.difference)
+        subject.compared(laws.becomes_another(special, plain, limit))
 
 
 def gradients(subject: Subject) -> None:
@@ -140,8 +150,7 @@ def exports(subject: Subject) -> None:
     """Hold L11: compare an exported step with the eager one."""
     if subject.spec.axis == "losses":
         raise ExemptError("a step computes no loss")
-    case = laws.exported_equals_eager(laws.step_of(subject.config), tolerance=10 * subject.tolerance)
-    subject.figure = case.difference
+    subject.compared(laws.exported_equals_eager(laws.step_of(subject.config), tolerance=10 * subject.tolerance))
 
 
 def steps(subject: Subject) -> None:
@@ -159,13 +168,7 @@ def pairs(subject: Subject) -> None:
 
 LAWS: dict[str, tuple[str, Callable[[Subject], None]]] = {
     "L1": ("nothing depends on the future", lambda subject: subject.on_case(laws.causality)),
-    "L2": (
-        "any split into calls gives the same",
-        lambda subject: subject.on_case(
-            laws.split_invariance, laws.block_invariance, laws.acting_equals_training, laws.acting_from_keys,
-            laws.outputs_left_out,
-        ),
-    ),
+    "L2": ("any split into calls gives the same", calls),
     "L3": ("an episode in a stream equals it alone", lambda subject: subject.on_case(laws.episode_isolation)),
     "L4": ("padding and other streams change nothing", lambda subject: subject.on_case(laws.padding)),
     "L5": ("values and gradients equal the twin", references),
@@ -195,7 +198,7 @@ def check_mechanism(
     tolerance: float = laws.EXACT,
     single: float | None = None,
     half: float | None = None,
-    only: Sequence[str] = tuple(LAWS),
+    only: str | Sequence[str] = tuple(LAWS),
 ) -> Report:
     """Hold the laws of the library against a mechanism, registered or not; takes about a minute on a processor.
 
@@ -208,17 +211,25 @@ def check_mechanism(
             returns outputs [t, D] and the final state by name, or None.
         limits: settings under which it computes what another mechanism does.
         settings: other settings of ``BackboneConfig`` to check it with.
-        tolerance: of float64, relative to numbers of size 1.
+        tolerance: of float64, relative to numbers of size 1, from 0 to 1.
         single, half: of float32 and bfloat16, relative to the largest output; default what the traits declare.
-        only: laws to try, as ("L1", "L13").
+        only: laws to try, as ("L1", "L13"); a text is one law.
 
     Raises:
-        ConfigError: for what ``register`` refuses, an encoder or a readout, options that no small config accepts, and a
-            twin of an axis that takes none.
+        ConfigError: for what ``register`` refuses, an encoder or a readout, options that no small config accepts, a
+            twin of an axis that takes none or beside a reference, bounds outside 0 to 1, unknown settings or laws, and
+            no law at all.
     """
     check_spec(spec)
+    single, half = spec.traits.single if single is None else single, spec.traits.half if half is None else half
+    for name, bound in {"tolerance": tolerance, "single": single, "half": half}.items():
+        check(bound, UnitInterval, name)
+    names = check_laws(only)
+    refuse_unknown(settings or {}, annotations(BackboneConfig), "settings.")
     if spec.axis not in AXES:
         raise ConfigError(f"{spec.axis} {spec.name!r} is a part of policies; the laws are about those of a backbone")
+    if twin is not None and reference is not None:
+        raise ConfigError("L5 compares with a twin or with a reference; pass one of the two")
     if twin is not None and spec.axis not in TWIN_AXES:
         raise ConfigError(
             f"a twin stands in for a {' or '.join(TWIN_AXES)}; of {spec.axis} {spec.name!r} pass reference="
@@ -227,9 +238,19 @@ def check_mechanism(
         values, config = smallest(spec, options or {}, settings or {})
         if twin is not None:
             reference = laws.reference_of(spec.axis, twin)
-        single, half = spec.traits.single if single is None else single, spec.traits.half if half is None else half
         subject = Subject(spec, values, config, reference, limits, tolerance, single, half)
-        return Report(f"{spec.axis} {spec.name}", tuple(tried(law, subject) for law in LAWS if law in only))
+        return Report(f"{spec.axis} {spec.name}", tuple(tried(law, subject) for law in LAWS if law in names))
+
+
+def check_laws(only: str | Sequence[str]) -> Sequence[str]:
+    """Return the names of laws; ConfigError for one that there is not, and for none at all."""
+    names: Sequence[str] = [only] if isinstance(only, str) else check(only, Sequence[str], "only")
+    for name in names:
+        if name not in LAWS:
+            raise ConfigError(f"only: unknown law {name!r}; {did_you_mean(name, LAWS)}")
+    if not names:
+        raise ConfigError(f"only names no law; leave it out, or name some of {', '.join(LAWS)}")
+    return names
 
 
 def tried(law: str, subject: Subject) -> LawResult:

@@ -77,6 +77,10 @@ def seen(law: str, kind: Callable[..., StateMixer], message: str) -> None:
     assert re.match(message, report.failed()[law])
 
 
+def test_a_text_names_one_law() -> None:
+    assert [result.law for result in check_mechanism(MINE, only="L13").results] == ["L13"]
+
+
 def test_a_twin_that_computes_something_else_is_seen() -> None:
     report = check_mechanism(MINE, twin=wrong_twin, only=["L5"])
     assert "outputs and those of the twin differ by 2.0e-06, allowed are 1e-12" in report.failed()["L5"]
@@ -130,6 +134,19 @@ def test_a_mechanism_without_effect_is_seen() -> None:
         (lambda: check_mechanism(TABLES["prior"]["gaussian_transformer"], twin=twin), "pass reference="),
         (lambda: check_mechanism(MINE, {"absent": 1}), "accepted by none of the small configs: .*absent"),
         (lambda: check_mechanism(replace(MINE, summary="")), "has no summary"),
+        (lambda: check_mechanism(MINE, only=["L1", "L14"]), r"only: unknown law 'L14'; did you mean"),
+        (lambda: check_mechanism(MINE, only="l1"), "only: unknown law 'l1'; did you mean 'L1'"),
+        (lambda: check_mechanism(MINE, only=[]), "only names no law; leave it out, or name some of L1, L2,"),
+        (lambda: check_mechanism(MINE, only=None), "only must be a list of texts, got None"),  # type: ignore[arg-type]
+        (
+            lambda: check_mechanism(MINE, settings={"widht": 3}),
+            r"unknown setting settings\.widht; did you mean 'width'",
+        ),
+        (lambda: check_mechanism(MINE, tolerance=float("inf")), "tolerance must be a finite number in .0, 1."),
+        (lambda: check_mechanism(MINE, tolerance=float("nan")), "tolerance must be a finite number in .0, 1."),
+        (lambda: check_mechanism(MINE, tolerance=-1), "tolerance must be a finite number in .0, 1."),
+        (lambda: check_mechanism(MINE, half=float("inf")), "half must be a finite number in .0, 1."),
+        (lambda: check_mechanism(MINE, twin=twin, reference=lambda b, x: (x, None)), "pass one of the two"),
     ],
 )
 def test_what_cannot_be_checked_is_refused(call: Callable[[], object], message: str) -> None:
