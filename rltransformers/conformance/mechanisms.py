@@ -103,10 +103,10 @@ class ExemptError(Exception):
 
 
 def calls(subject: Subject) -> None:
-    """Hold L2: compare calls of any length, and acting."""
+    """Hold L2: compare calls of any length, acting, and both modes."""
     subject.on_case(
-        laws.split_invariance, laws.block_invariance, laws.acting_equals_training, laws.acting_from_keys,
-        laws.outputs_left_out,
+        laws.split_invariance, laws.block_invariance, laws.acting_equals_training, laws.training_equals_evaluation,
+        laws.acting_from_keys, laws.outputs_left_out,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from rltransformers.laws.segments import (
     outputs_left_out,
     padding,
     split_invariance,
+    training_equals_evaluation,
 )
 from rltransformers.laws.states import autocast, low_precision, portable_states, same_weights
 from rltransformers.laws.steps import (
@@ -37,8 +38,9 @@ from rltransformers.laws.streams import EXACT, Case, LawError, backbone_of, in_d
 __all__ = [
     "EXACT", "BackboneStep", "Case", "LawError", "Limit", "acting_equals_training", "acting_from_keys", "autocast",
     "backbone_of", "becomes_another", "block_invariance", "causality", "constant_steps",
-    "each_acts", "episode_isolation", "equals_reference", "exported_equals_eager", "finite_differences",
-    "fixed_addresses", "fresh_tables", "gradients_everywhere", "grows_as_declared", "in_double", "low_precision",
-    "no_tensors_from_numbers", "of_one_layer", "outputs_left_out", "padding", "perturbed", "portable_states",
-    "reference_of", "same_weights", "split_invariance", "step_of", "window_of_16",
+    "each_acts", "episode_isolation", "equals_reference", "exported_equals_eager",
+    "finite_differences", "fixed_addresses", "fresh_tables", "gradients_everywhere", "grows_as_declared", "in_double",
+    "low_precision", "no_tensors_from_numbers", "of_one_layer", "outputs_left_out", "padding",
+    "perturbed", "portable_states", "reference_of", "same_weights", "split_invariance", "step_of",
+    "training_equals_evaluation", "window_of_16",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Laws L1 to L4 of segments and steps: nothing of the future, of other calls, episodes or streams changes an output."""
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 
@@ -67,6 +68,17 @@ def acting_equals_training(case: Case) -> None:
     case.close(torch.cat(outputs, 1), whole, "outputs of steps and of the segment")
     y, _ = case.backbone(x[:, :3], state, case.reset[:, :3])  # what acting leaves is fit for training
     torch.autograd.grad(y.sum(), x)
+
+
+def training_equals_evaluation(case: Case) -> None:
+    """L2: training mode gives the outputs and the state of evaluation mode, where the config has no dropout."""
+    if case.backbone.config.dropout:
+        return
+    y, state = case.backbone(case.x, None, case.reset)
+    learner = copy.deepcopy(case.backbone).train()  # whose statistics may follow the data
+    learned, after = learner(case.x, None, case.reset)
+    case.close(learned, y, "outputs in training mode and in evaluation mode")
+    case.close_states(after, state)
 
 
 def acting_from_keys(case: Case) -> None:

@@ -156,6 +156,11 @@ def test_l2_acting_without_gradient_equals_the_segment_with_it(name: str) -> Non
 
 
 @every_mechanism
+def test_l2_training_mode_computes_what_evaluation_mode_does(name: str) -> None:
+    laws.training_equals_evaluation(case_of(name))
+
+
+@every_mechanism
 def test_l2_keys_in_place_of_layer_inputs_act_alike(name: str) -> None:
     laws.acting_from_keys(case_of(name))
 

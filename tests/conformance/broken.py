@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rltransformers.mechanisms import Call, Dims, Mixed, NoOptions, Spec, StateMixer, causal_sums
 
@@ -114,6 +115,31 @@ class Numbers(Totals):
         return super().forward(h * torch.tensor(0.5, dtype=h.dtype), state, call)
 
 
+class LeaksInTraining(Totals):
+    def forward(self, h: Tensor, state: dict[str, Tensor], call: Call) -> Mixed:
+        return super().forward(h - h.mean(1, keepdim=True) if self.training else h, state, call)
+
+
+class FollowsTheBatch(Totals):
+    def __init__(self, dims: Dims) -> None:
+        super().__init__(dims)
+        self.norm = nn.BatchNorm1d(dims.width)
+
+    def forward(self, h: Tensor, state: dict[str, Tensor], call: Call) -> Mixed:
+        return super().forward(self.norm(h.flatten(0, 1)).view_as(h), state, call)
+
+
+class Drops(Totals):
+    def forward(self, h: Tensor, state: dict[str, Tensor], call: Call) -> Mixed:
+        return super().forward(F.dropout(h, 0.3, self.training), state, call)
+
+
+class StateOfTraining(Totals):
+    def forward(self, h: Tensor, state: dict[str, Tensor], call: Call) -> Mixed:
+        mixed = super().forward(h, state, call)
+        return Mixed(mixed.out, {"sum": mixed.state["sum"] * (0.9 if self.training else 1.0)})
+
+
 def spec_of(kind: Callable[[Dims], StateMixer], **changes: Any) -> Spec:
     """The mixer that a class is."""
 
@@ -137,8 +163,13 @@ BROKEN = {
     "L12": (Numbers, "a step makes a tensor from numbers; register it as a buffer"),
 }
 """Law → a mixer that breaks it, and what the law says."""
+MODES = "in training mode and in evaluation mode differ by"
 ALSO = {
     "wrong gradient": ("L7", WrongGradient, "gradients differ from finite differences by"),
     "growing state": ("L8", Grows, "it raised ConfigError: mixer Grows returned a state with"),
     "growing state of a step": ("L12", Grows, "it raised ConfigError: mixer Grows returned a state with"),
+    "a leak in training alone": ("L2", LeaksInTraining, f"outputs {MODES}"),
+    "batch norm": ("L2", FollowsTheBatch, f"outputs {MODES}"),
+    "dropout that nobody asked for": ("L2", Drops, f"outputs {MODES}"),
+    "another state in training": ("L2", StateOfTraining, "state layer0.sum differ by"),
 }
