@@ -108,6 +108,7 @@ def calls(subject: Subject) -> None:
         laws.split_invariance, laws.block_invariance, laws.acting_equals_training, laws.training_equals_evaluation,
         laws.acting_from_keys, laws.outputs_left_out,
     )  # fmt: skip
+    subject.compared(laws.long_streams(subject.config, subject.tolerance))
 
 
 def references(subject: Subject) -> None:

@@ -19,6 +19,7 @@ from rltransformers.laws.segments import (
     block_invariance,
     causality,
     episode_isolation,
+    long_streams,
     outputs_left_out,
     padding,
     split_invariance,
@@ -40,7 +41,7 @@ __all__ = [
     "backbone_of", "becomes_another", "block_invariance", "causality", "constant_steps",
     "each_acts", "episode_isolation", "equals_reference", "exported_equals_eager",
     "finite_differences", "fixed_addresses", "fresh_tables", "gradients_everywhere", "grows_as_declared", "in_double",
-    "low_precision", "no_tensors_from_numbers", "of_one_layer", "outputs_left_out", "padding",
+    "long_streams", "low_precision", "no_tensors_from_numbers", "of_one_layer", "outputs_left_out", "padding",
     "perturbed", "portable_states", "reference_of", "same_weights", "split_invariance", "step_of",
     "training_equals_evaluation", "window_of_16",
 ]  # fmt: skip

@@ -6,7 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from rltransformers.laws.streams import PADDING, SPLITS, Case, blocks_of, in_parts, require
+from rltransformers.backbone import BackboneConfig
+from rltransformers.laws.costs import window_of_16
+from rltransformers.laws.streams import EXACT, PADDING, SPLITS, Case, blocks_of, in_parts, perturbed, require
+
+LONG_STARTS, LONG_SPLIT = [[], [150]], [100, 60, 31, 7, 57, *5 * [1]]
+"""Where episodes begin in streams of 260 tokens, and calls that they are cut into."""
 
 
 def causality(case: Case) -> None:
@@ -43,6 +48,13 @@ def split_invariance(case: Case, splits: Iterable[Sequence[int]] = SPLITS) -> No
                 if cached:  # empty rows hold zeros in one form and projected zeros in the other; nobody looks at them
                     case.close_states(after, case.backbone.with_cache(state), newest=True)
                 case.close_states(case.backbone.without_cache(after), state)
+
+
+def long_streams(config: BackboneConfig, tolerance: float = EXACT) -> Case:
+    """L2: streams of 260 tokens equal their parts, where chunks of 64 follow each other; returns the comparison."""
+    case = Case.of(perturbed(window_of_16(config)), LONG_STARTS, sum(LONG_SPLIT), tolerance)
+    split_invariance(case, [LONG_SPLIT])
+    return case
 
 
 def block_invariance(case: Case) -> None:

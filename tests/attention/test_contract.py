@@ -81,7 +81,7 @@ Where mechanisms meet, splits, acting and twins show it first; the other laws le
 # A preset combines entries: what they keep each alone, it keeps unless they meet, which splits and twins show.
 every_case = of_cases(NAMES)
 every_mechanism = of_cases(name for name in NAMES if not name.startswith("preset:") and name not in ALIKE)
-# Options of an entry change neither what it costs nor what its weights are saved as.
+# Options of an entry change neither what it costs, nor what its weights are saved as, nor how far it carries a stream.
 every_plain_entry = of_cases(name for name in NAMES if tuple(name.split(":")) in ROWS)
 
 
@@ -158,6 +158,12 @@ def test_l2_acting_without_gradient_equals_the_segment_with_it(name: str) -> Non
 @every_mechanism
 def test_l2_training_mode_computes_what_evaluation_mode_does(name: str) -> None:
     laws.training_equals_evaluation(case_of(name))
+
+
+@every_plain_entry
+def test_l2_streams_of_260_tokens_equal_their_parts(name: str) -> None:
+    config, row = CASES[name]
+    laws.long_streams(config, row.tolerance)
 
 
 @every_mechanism

@@ -140,6 +140,20 @@ class StateOfTraining(Totals):
         return Mixed(mixed.out, {"sum": mixed.state["sum"] * (0.9 if self.training else 1.0)})
 
 
+class LeaksInLongCalls(Totals):
+    def forward(self, h: Tensor, state: dict[str, Tensor], call: Call) -> Mixed:
+        return super().forward(h - h.mean(1, keepdim=True) if h.shape[1] > 32 else h, state, call)
+
+
+class LosesChunks(Totals):
+    """In chunks of 64 tokens; from the third one on the first is lost."""
+
+    def sums(self, v: Tensor, state: dict[str, Tensor], call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+        out, after = super().sums(v, state, call)
+        lost = torch.arange(v.shape[1], device=v.device)[:, None] >= 128
+        return out - lost * v[:, :64].sum(1, keepdim=True), after
+
+
 def spec_of(kind: Callable[[Dims], StateMixer], **changes: Any) -> Spec:
     """The mixer that a class is."""
 
@@ -172,4 +186,6 @@ ALSO = {
     "batch norm": ("L2", FollowsTheBatch, f"outputs {MODES}"),
     "dropout that nobody asked for": ("L2", Drops, f"outputs {MODES}"),
     "another state in training": ("L2", StateOfTraining, "state layer0.sum differ by"),
+    "a leak in long calls": ("L2", LeaksInLongCalls, "outputs of one call and of calls of 100, 60, 31, ... tokens"),
+    "a chunk that is lost": ("L2", LosesChunks, "outputs of one call and of calls of 100, 60, 31, ... tokens"),
 }
