@@ -216,6 +216,8 @@ def entry(spec: Spec, shared: Sequence[tuple[str, ...]] = ()) -> Iterator[str]:
         yield f"- sees: {traits.horizon}; state: {traits.state}; work grows as {traits.time}"
     if traits.causal_form:
         yield f"- differs from the source: {traits.causal_form}"
+    if traits.stops_gradient:
+        yield f"- passes no gradient: {traits.stops_gradient}"
     if traits.rounding:
         yield f"- float32 is within {traits.single:g} of float64, bfloat16 within {traits.half:g}: {traits.rounding}"
     if spec.paper != "-":

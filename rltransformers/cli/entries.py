@@ -32,7 +32,9 @@ def mechanism_entry(spec: Spec) -> dict[str, Any]:
         "traits": {
             name: value
             for name, value in asdict(spec.traits).items()
-            if spec.traits.rounding or name not in ("single", "half", "rounding")  # told where they are not usual
+            # Told where they are not usual.
+            if (spec.traits.rounding or name not in ("single", "half", "rounding"))
+            and (value or name != "stops_gradient")
         },
     }
 

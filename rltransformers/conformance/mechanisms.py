@@ -130,7 +130,9 @@ def limits(subject: Subject) -> None:
 
 def gradients(subject: Subject) -> None:
     """Hold L7: compare gradients with finite differences; every weight gets one."""
-    subject.figure = laws.finite_differences(subject.config)
+    stopped = subject.spec.traits.stops_gradient
+    subject.note = f"none through {stopped}" if stopped else ""
+    subject.figure = max(laws.finite_differences(subject.config), laws.far_gradients(subject.config))
     laws.gradients_everywhere(subject.config)
 
 

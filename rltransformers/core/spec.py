@@ -57,6 +57,8 @@ class Traits:
         single, half: largest errors of float32 and bfloat16, relative to the largest output (law L10); bfloat16 rounds
             to 8 bits, 0.4 %, each time.
         rounding: why these are larger than usual, where they are: what its formula does to small numbers.
+        stops_gradient: values through which no gradient flows, as published; empty where gradients are those of finite
+            differences on streams of any length (law L7).
     """
 
     causality: str = "C"
@@ -68,6 +70,7 @@ class Traits:
     single: float = 1e-5
     half: float = 0.1
     rounding: str = ""
+    stops_gradient: str = ""
 
 
 class Feature(Enum):

@@ -8,6 +8,7 @@ from rltransformers.laws.gradients import (
     Limit,
     becomes_another,
     equals_reference,
+    far_gradients,
     finite_differences,
     gradients_everywhere,
     reference_of,
@@ -39,7 +40,7 @@ from rltransformers.laws.streams import EXACT, Case, LawError, backbone_of, in_d
 __all__ = [
     "EXACT", "BackboneStep", "Case", "LawError", "Limit", "acting_equals_training", "acting_from_keys", "autocast",
     "backbone_of", "becomes_another", "block_invariance", "causality", "constant_steps",
-    "each_acts", "episode_isolation", "equals_reference", "exported_equals_eager",
+    "each_acts", "episode_isolation", "equals_reference", "exported_equals_eager", "far_gradients",
     "finite_differences", "fixed_addresses", "fresh_tables", "gradients_everywhere", "grows_as_declared", "in_double",
     "long_streams", "low_precision", "no_tensors_from_numbers", "of_one_layer", "outputs_left_out", "padding",
     "perturbed", "portable_states", "reference_of", "same_weights", "split_invariance", "step_of",

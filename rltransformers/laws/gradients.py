@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record
 from rltransformers.core.spec import Feature
+from rltransformers.laws.costs import window_of_16
 from rltransformers.laws.streams import EXACT, Case, LawError, perturbed, require
 from rltransformers.mixers.interface import Mixed
 
@@ -117,14 +118,17 @@ def becomes_another(special_config: BackboneConfig, plain_config: BackboneConfig
     return case
 
 
-def finite_differences(config: BackboneConfig) -> float:
-    """L7: gradients are those of finite differences along a random direction; returns the error."""
+def finite_differences(config: BackboneConfig, start: int = 3, time: int = 8, allowed: float = 1e-6) -> float:
+    """L7: gradients are those of finite differences along a random direction; returns the error.
+
+    They are taken in training mode where the config has no dropout, on ``time`` tokens with a new episode at ``start``.
+    """
     step, errors = 1e-6, []
     for seed in range(3):
-        backbone = perturbed(config, seed=seed)
-        case = Case.of(backbone, [[0, 3]], time=8)
+        backbone = perturbed(config, seed=seed).train(not config.dropout)
+        case = Case.of(backbone, [[0, start]], time)
         wanted = [case.x.requires_grad_(), *backbone.parameters()]
-        weight = torch.randn(1, 8, backbone.width)
+        weight = torch.randn(1, time, backbone.width)
         loss = (backbone(case.x, None, case.reset)[0] * weight).sum()
         gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
         # One random direction through the input and all parameters, as torch.autograd.gradcheck does in its fast mode.
@@ -139,9 +143,20 @@ def finite_differences(config: BackboneConfig) -> float:
         errors.append(abs((values[0] - values[1]) / (2 * step) - expected) / max(1.0, abs(expected)))
         # The error of a central difference is about step^2 for the curvature and 1e-16 / step for rounding. The step
         # may cross the kink of one of some thousand ReLUs, which no wrong gradient survives with three backbones.
-        if errors[-1] < 1e-6:
+        if errors[-1] < allowed:
             return errors[-1]
     raise LawError(f"gradients differ from finite differences by {min(errors):.1e} of their size")
+
+
+def far_gradients(config: BackboneConfig) -> float:
+    """L7: gradients flow through 220 tokens, as from chunk to chunk, unless a mechanism says where they stop.
+
+    Returns the error; 0 where one stops.
+    """
+    if any(choice.spec.traits.stops_gradient for choice in config.choices.chosen()):
+        return 0.0
+    # Sums over so many tokens round more.
+    return finite_differences(window_of_16(config), start=40, time=260, allowed=1e-5)
 
 
 def gradients_everywhere(config: BackboneConfig) -> None:

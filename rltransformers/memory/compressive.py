@@ -216,6 +216,7 @@ SPEC = Spec(
     traits=Traits(
         family="SLOT", horizon="memory + rate (slots + 1)", state="(memory + rate + slots) D", time="T^2",
         causal_form="blocks count from the start of the episode; the position of a slot is that of its last token",
+        stops_gradient="inputs of compressed blocks",
     ),
     needs=(Feature.SLOTS,),
     refuses=(

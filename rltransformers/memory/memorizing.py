@@ -128,6 +128,7 @@ SPEC = Spec(
         causal_form="a token enters the store when it leaves the window, there when its segment ends; while the "
                     "store is empty the window is read alone; scales of products are learned as logarithms and "
                     "start at sqrt(Dh)",
+        stops_gradient="keys and values of the store",
     ),
     offers=(Feature.STORE,), needs=(Feature.RETRIEVAL, Feature.PRODUCTS),
     refuses=(

@@ -211,6 +211,11 @@ def test_l7_gradients_are_those_of_finite_differences(name: str) -> None:
     laws.finite_differences(CASES[name][0])
 
 
+@every_plain_entry
+def test_l7_gradients_flow_through_220_tokens_unless_they_stop_by_declaration(name: str) -> None:
+    laws.far_gradients(CASES[name][0])
+
+
 @every_mechanism
 def test_l7_every_parameter_receives_a_gradient_and_the_given_state_none(name: str) -> None:
     laws.gradients_everywhere(CASES[name][0])

@@ -134,6 +134,11 @@ class Drops(Totals):
         return super().forward(F.dropout(h, 0.3, self.training), state, call)
 
 
+class LearnsNothing(Totals):
+    def forward(self, h: Tensor, state: dict[str, Tensor], call: Call) -> Mixed:
+        return super().forward(h.detach() if self.training else h, state, call)
+
+
 class StateOfTraining(Totals):
     def forward(self, h: Tensor, state: dict[str, Tensor], call: Call) -> Mixed:
         mixed = super().forward(h, state, call)
@@ -152,6 +157,17 @@ class LosesChunks(Totals):
         out, after = super().sums(v, state, call)
         lost = torch.arange(v.shape[1], device=v.device)[:, None] >= 128
         return out - lost * v[:, :64].sum(1, keepdim=True), after
+
+
+class CutsGradients(Totals):
+    """In chunks of 16 tokens, each with what the chunks before it sum up to, but without its gradient."""
+
+    def sums(self, v: Tensor, state: dict[str, Tensor], call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+        out, after = super().sums(v, state, call)
+        place = torch.arange(v.shape[1], device=v.device)
+        begun = place // 16 * 16  # the first token of the chunk
+        before = F.pad(out, (0, 0, 1, 0))[:, begun] * (call.tokens.p > place - begun)[..., None]
+        return out - before + before.detach(), after
 
 
 def spec_of(kind: Callable[[Dims], StateMixer], **changes: Any) -> Spec:
@@ -186,6 +202,8 @@ ALSO = {
     "batch norm": ("L2", FollowsTheBatch, f"outputs {MODES}"),
     "dropout that nobody asked for": ("L2", Drops, f"outputs {MODES}"),
     "another state in training": ("L2", StateOfTraining, "state layer0.sum differ by"),
+    "no gradient in training": ("L7", LearnsNothing, "gradients differ from finite differences by"),
     "a leak in long calls": ("L2", LeaksInLongCalls, "outputs of one call and of calls of 100, 60, 31, ... tokens"),
     "a chunk that is lost": ("L2", LosesChunks, "outputs of one call and of calls of 100, 60, 31, ... tokens"),
+    "no gradient from chunk to chunk": ("L7", CutsGradients, "gradients differ from finite differences by"),
 }

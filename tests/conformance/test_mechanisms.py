@@ -22,8 +22,9 @@ from rltransformers.mechanisms import (
     Plan,
     Position,
     StateMixer,
+    Traits,
 )
-from tests.conformance.broken import ALSO, BROKEN, Totals, spec_of, twin, wrong_twin
+from tests.conformance.broken import ALSO, BROKEN, CutsGradients, Totals, spec_of, twin, wrong_twin
 from tests.extending import unregistered
 
 MINE = spec_of(Totals)
@@ -79,6 +80,12 @@ def seen(law: str, kind: Callable[..., StateMixer], message: str) -> None:
 
 def test_a_text_names_one_law() -> None:
     assert [result.law for result in check_mechanism(MINE, only="L13").results] == ["L13"]
+
+
+def test_a_gradient_that_stops_by_declaration_is_exempt_and_told() -> None:
+    traits = Traits(stops_gradient="sums of chunks before")
+    result = check_mechanism(spec_of(CutsGradients, traits=traits), only="L7").results[0]
+    assert (result.status, result.note) == ("held", "none through sums of chunks before")
 
 
 def test_a_twin_that_computes_something_else_is_seen() -> None:
