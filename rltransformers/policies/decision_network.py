@@ -41,6 +41,7 @@ from rltransformers.policies.observations import (
 )
 from rltransformers.policies.observed import Encoding, observation_parts
 from rltransformers.policies.output import PolicyOutput
+from rltransformers.policies.registered import check_alike
 from rltransformers.policies.returns import ReturnCondition, ReturnIn, return_embedding
 from rltransformers.policies.several_modes import BoxLeaf
 
@@ -76,7 +77,8 @@ class DecisionPolicy(nn.Module):
 
     Raises:
         ConfigError: for an unsupported space, one without the elements that an encoder or the backbone reads,
-            predicted returns in the sequence, and chunks of a backbone that learns to predict later steps itself.
+            predicted returns in the sequence, chunks of a backbone that learns to predict later steps itself, and
+            modules with BatchNorm or Dropout, in place of which ``backbone`` has a setting.
     """
 
     highest_to_go: Tensor  # [L], of a policy with a return head
@@ -150,6 +152,7 @@ class DecisionPolicy(nn.Module):
             mean, deviation = (statistics or {})[path]
             self.register_buffer(f"observation_mean_{index}", mean)
             self.register_buffer(f"observation_deviation_{index}", deviation)
+        check_alike(self, f"policy {type(self).__name__}")
 
     def __repr__(self) -> str:
         config, parameters = self.backbone.config, sum(each.numel() for each in self.parameters())

@@ -97,7 +97,8 @@ class OwnEncoder(nn.Module):
 def check_alike(module: nn.Module, what: str) -> None:
     """Raise ConfigError unless a module computes the same while acting and while training.
 
-    The probabilities of the rollout and of the update would differ, on whose ratio the update relies.
+    The probabilities of the rollout and of the update would differ, on whose ratio the update relies; a Decision
+    Transformer would act with another function than it learned.
     """
     for name, part in module.named_modules():
         drops = isinstance(part, _DropoutNd) and part.p > 0

@@ -12,11 +12,14 @@ from rltransformers.algorithms.decision import step_losses
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.functional.modules import masked_mean
+from rltransformers.mechanisms import register
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.action_leaves import CategoricalAction, ContinuousAction
 from rltransformers.policies.decider import ActingState, Decider
 from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.returns import MAX_SCALED
+from tests.conformance.broken import FollowsTheBatch, spec_of
+from tests.extending import unregistered
 
 OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
@@ -390,3 +393,10 @@ def test_an_episode_longer_than_the_timestep_table_is_refused() -> None:
 def test_an_unknown_acting_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"acting_mode must be one of 'refresh', .* did you mean 'refresh'"):
         Decider(build(), 6, "refrsh")  # type: ignore[arg-type]
+
+
+def test_a_mixer_that_acts_otherwise_than_it_learns_is_refused() -> None:
+    with unregistered():
+        register(spec_of(FollowsTheBatch))
+        with pytest.raises(ConfigError, match=r"DecisionPolicy has BatchNorm1d at 'backbone.*\.mixer\.norm'"):
+            build(mixer="followsthebatch")
