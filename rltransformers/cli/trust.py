@@ -68,9 +68,9 @@ def import_modules(modules: Any, source: str, trust: bool) -> None:
             raise ConfigError(f"imports: the module {name!r} cannot be imported: {error_line(error)}") from error
 
 
-def environment_programs(env_id: str, wrappers: Sequence[Any] = ()) -> list[Program]:
-    """Modules that an environment id ("module:id") and wrappers ("module:Class") import."""
-    names = [("environment.id", env_id)]
+def environment_programs(env_id: str, wrappers: Sequence[Any] = (), place: str = "environment.id") -> list[Program]:
+    """Modules that an environment id ("module:id"), which stands at ``place``, and wrappers ("module:Class") import."""
+    names = [(place, env_id)]
     for wrapper in wrappers:
         name = wrapper.get("name") if isinstance(wrapper, dict) else wrapper
         names.append(("environment.wrappers", str(name)))
@@ -97,12 +97,16 @@ def behavior_programs(texts: Sequence[str], place: str) -> list[Program]:
 
 def collect_programs(words: Sequence[str]) -> list[Program]:
     """Programs that words of ``rltransformers collect`` would execute, for words that a file holds."""
-    given = {"--env": [""], "--behavior": [""]}
+    given: dict[str, list[str]] = {"--import": [], "--env": [], "--behavior": []}
     for option, value in zip(words, (*words[1:], ""), strict=True):
         name, equals, attached = option.partition("=")
         given.setdefault(name, []).append(attached if equals else value)
     environments = [each for env_id in given["--env"] for each in environment_programs(env_id)]
-    return environments + behavior_programs(given["--behavior"], "--behavior")
+    return [
+        *import_programs(given["--import"]),
+        *environments,
+        *behavior_programs(given["--behavior"], "--behavior"),
+    ]
 
 
 def not_typed(foreign: Sequence[Program], overrides: Sequence[tuple[str, str]]) -> list[Program]:

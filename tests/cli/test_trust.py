@@ -186,6 +186,8 @@ def test_words_for_collect_in_a_file_are_searched_as_collect_reads_them() -> Non
     assert collect_programs(["--env", "CartPole-v1", "--behavior", "random=2", "--behavior=checkpoint:x"]) == []
     found = collect_programs(["--env=a:X-v0", "--behavior", "sb3:ppo:x.zip", "--behavior=b:c=2", "--steps", "5"])
     assert [each.place for each in found] == ["environment.id", "--behavior", "--behavior"]
+    for words in (["--import", "stranger", "--env", "CartPole-v1"], ["--env=CartPole-v1", "--import=stranger"]):
+        assert [each.effect for each in collect_programs(words)] == ["imports runs the module stranger"]
 
 
 # What is data -------------------------------------------------------------------------------------------------
