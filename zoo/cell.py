@@ -22,9 +22,11 @@ from torch import Tensor
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.cli import runs
 from rltransformers.cli.agents import build_agent
-from rltransformers.cli.collect import collect_episodes
+from rltransformers.cli.collect import collect_episodes, make_environment
+from rltransformers.cli.trust import import_modules
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
 from rltransformers.core.files import file_lock, replacing
+from rltransformers.core.spaces import Space, differing_spaces
 from rltransformers.data import load_trajectories
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.policies.steps import Acting
@@ -33,6 +35,7 @@ from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.runs.experiment import (
     BASELINES,
     AgentName,
+    EnvironmentConfig,
     ExperimentConfig,
     build_experiment,
     read_experiment,
@@ -75,6 +78,7 @@ def main() -> int:
 def measure(order: Mapping[str, Any]) -> Row:
     """Train, or go on with training, or score the dataset; all there is to know about it."""
     config, score, target = build_experiment(order["config"]), order["score"], order["target"]
+    import_modules(config.imports, order["task"], trust=True)  # allowed by whoever ordered
     row = Row(
         order["task"], order["variant"], order["seed"], 0.0, 0, 0, 0.0, config_hash=order["config_hash"],
         commit=commit(), versions=software(), machine=machine(), date=time.strftime("%Y-%m-%d"),
@@ -82,6 +86,7 @@ def measure(order: Mapping[str, Any]) -> Row:
     if order["of_data"]:
         row = _data_row(row, config, score)
     else:
+        check_transfers(config, order["transfers"])
         folder, row = Path(order["folder"]), replace(row, recording=_recording(config))
         row = _run_row(row, config, folder, score, target, order["metrics"])
         row = replace(row, transfers=transferred(config, folder, order["transfers"], target))
@@ -216,6 +221,40 @@ def logged_metrics(lines: Sequence[Mapping[str, str]], names: Sequence[str]) -> 
     return found
 
 
+def check_transfers(config: ExperimentConfig, transfers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError for an environment of ``transfers`` that cannot be made, or has other spaces than the run's.
+
+    Before the training: ``transferred`` would find it behind hours of it.
+    """
+    if not transfers:
+        return
+    ours = _spaces(config.environment)
+    for name, transfer in transfers.items():
+        try:
+            theirs = _spaces(config_in(config, transfer).evaluation_environment)
+        except (ConfigError, MissingExtraError) as error:
+            raise ConfigError(f"transfers.{name}: {error}") from error
+        for role, before, after in differing_spaces(ours, theirs):
+            raise ConfigError(
+                f"transfers.{name}: its {role} space is {after}, that of training {before}; name an environment whose "
+                "spaces are those of training"
+            )
+
+
+def _spaces(environment: EnvironmentConfig) -> tuple[Space, Space]:
+    with closing(make_environment(replace(environment, num_envs=1), seed=0)) as env:
+        return env.observation_space, env.action_space
+
+
+def config_in(config: ExperimentConfig, transfer: Mapping[str, Any]) -> ExperimentConfig:
+    """The config whose evaluation is in the environment of a transfer, all of its episodes at the same time."""
+    episodes, kwargs = transfer["episodes"], config.evaluation.kwargs | transfer["kwargs"]
+    environment = replace(config.environment, id=transfer["id"] or config.environment.id, num_envs=episodes)
+    return replace(
+        config, environment=environment, evaluation=replace(config.evaluation, episodes=episodes, kwargs=kwargs)
+    )
+
+
 def transferred(
     config: ExperimentConfig, folder: Path, transfers: Mapping[str, Mapping[str, Any]], target: float | None
 ) -> dict[str, Result]:
@@ -225,15 +264,8 @@ def transferred(
     """
     results = {}
     for name, transfer in transfers.items():
-        environment, evaluation = config.environment, config.evaluation
-        environment = replace(environment, id=transfer["id"] or environment.id, num_envs=transfer["episodes"])
-        evaluation = replace(
-            evaluation,
-            episodes=transfer["episodes"],
-            kwargs=evaluation.kwargs | transfer["kwargs"],
-            target_returns=evaluation.target_returns if target is None else [target],
-        )
-        moved = replace(config, environment=environment, evaluation=evaluation)
+        moved = config_in(config, transfer)
+        evaluation = moved.evaluation if target is None else replace(moved.evaluation, target_returns=[target])
         acting: Acting | None = None if config.agent in BASELINES else transfer["acting"]
         with closing(build_agent(moved, RunFolder(folder).last, training=False, acting=acting)) as agent:
             with suppress(DataError):  # episodes that go on; what is compiled in their first step is not timed

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rltransformers.cli.engines import Engine, Order, carry_out, engine_of
-from rltransformers.cli.trust import Program, collect_programs, programs, require_trust
+from rltransformers.cli.trust import Program, collect_programs, environment_programs, programs, require_trust
 from rltransformers.core.described import number
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import file_lock
@@ -132,6 +132,9 @@ class Work:
     def _programs(self, missing: Sequence[Cell]) -> list[Program]:
         """Programs besides this package that these cells, and the datasets recorded for them, run."""
         found = [program for cell in missing for program in programs(cell.config)]
+        for task in dict.fromkeys(cell.task for cell in missing):
+            for name, transfer in self.suite.tasks[task].transfers.items():
+                found += environment_programs(transfer.id or "", place=f"tasks.{task}.transfers.{name}.id")
         for words in self._lacking(missing).values():
             found += collect_programs(shlex.split(words))
         return list(dict.fromkeys(found))

@@ -131,6 +131,17 @@ def test_programs_that_a_suite_names_want_trust(
     assert recorded == ["made"]
 
 
+def test_a_module_with_the_environment_of_a_transfer_wants_trust(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce.Work, "_run", lambda self, missing, engine, jobs: 0)
+    path = write(transfers={"near": {}, "far": {"id": "stranger:CueRecall-v0"}})
+    words = [str(path), "--results", str(tmp_path / "out")]
+    assert suite_command(words) == 2
+    assert "tasks.cue.transfers.far.id 'stranger:CueRecall-v0' imports" in capsys.readouterr().err
+    assert suite_command([*words, "--trust"]) == 0
+
+
 @pytest.mark.parametrize("place", ["overrides", "variants"])
 def test_a_module_that_a_suite_imports_wants_trust(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
@@ -1021,6 +1032,27 @@ def test_transfers_act_as_they_say_and_without_training(
         config = replace(config, agent=AgentName.RECURRENT_PPO, backbone={})
     with pytest.raises(Called):
         cell.transferred(config, tmp_path, {"far": asdict(Transfer(kwargs={"delay": 6}, **transfer))}, None)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "message"),
+    [
+        ({"id": "rltransformers/CueRecal-v0"}, "transfers.far: no environment is registered"),
+        ({"kwargs": {"dely": 6}}, "transfers.far: .*dely"),
+        ({"id": "CartPole-v1"}, "transfers.far: its observation space is .*, that of training"),
+    ],
+)
+def test_a_wrong_transfer_is_refused_before_the_training(
+    transfer: dict[str, Any], message: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cell.runs, "train", lambda name, config: pytest.fail("it trains"))
+    suite = read_suite(str(write(transfers={"near": {"kwargs": {"delay": 6}}, "far": transfer})))
+    run = next(suite.cells())
+    order = json.loads(cell.order_of(run, tmp_path / "run", suite.tasks["cue"], []))
+    if "id" in transfer:
+        order["config"]["environment"]["kwargs"] = {}  # which go with the run to every environment
+    with pytest.raises(ConfigError, match=message):
+        cell.measure(order)
 
 
 @pytest.mark.slow
