@@ -35,6 +35,7 @@ from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.runs.experiment import (
     BASELINES,
     AgentName,
+    DatasetConfig,
     EnvironmentConfig,
     ExperimentConfig,
     build_experiment,
@@ -302,7 +303,7 @@ def _data_row(row: Row, config: ExperimentConfig, score: str) -> Row:
     began = time.time()
     assert config.dataset is not None
     if config.dataset.collect is None:
-        data = load_trajectories(config.dataset.id, **config.dataset.reading())
+        data = _stored(config.dataset)
     else:
         data = collect_episodes(config.environment, config.dataset.collect, row.seed)
     returns = data.returns
@@ -321,8 +322,12 @@ def _recording(config: ExperimentConfig, data: Trajectories | None = None) -> st
     if config.dataset is None or config.dataset.collect is not None:
         return ""
     if data is None:
-        data = load_trajectories(config.dataset.id, **config.dataset.reading())
+        data = _stored(config.dataset)
     return data.fingerprint()
+
+
+def _stored(dataset: DatasetConfig) -> Trajectories:
+    return load_trajectories(dataset.id, **dataset.reading(), trust=True)  # allowed by whoever ordered
 
 
 def success_rate(data: Trajectories) -> float | None:

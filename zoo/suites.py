@@ -257,7 +257,7 @@ class Suite:
 
 
 def read_suite(name: str, trust: bool = False) -> Suite:
-    """The suite of a YAML file, or of the package; ``trust`` allows the modules that it names under ``imports``.
+    """The suite of a YAML file, or of the package; ``trust`` allows modules under ``imports``, also of its configs.
 
     Raises:
         ConfigError: when it is neither, for unknown keys and names, and for configs that cannot work.
@@ -268,7 +268,7 @@ def read_suite(name: str, trust: bool = False) -> Suite:
     for task in text.tasks.values():
         for settings in (task.overrides, *task.variants.values()):
             import_modules(settings.get("imports", []), path.name, trust)
-    variants = {key: _resolve(task, f"{path.name}: tasks.{key}") for key, task in text.tasks.items()}
+    variants = {key: _resolve(task, f"{path.name}: tasks.{key}", trust) for key, task in text.tasks.items()}
     suite = Suite(path.stem, text, variants)
     for key in suite.tasks:
         seeds = suite.seeds(key)
@@ -341,7 +341,7 @@ def config_hash(config: ExperimentConfig, kind: str = "run", transfers: Mapping[
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, bool]]:
+def _resolve(task: Task, place: str, trust: bool) -> dict[str, tuple[ExperimentConfig, str, bool]]:
     """Config, hash and kind of every variant."""
     resolved = {}
     for name, overrides in task.variants.items():
@@ -351,7 +351,7 @@ def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, b
         base = str(overrides.get("config", task.config))
         of_task = {key: value for key, value in task.overrides.items() if not _is_within(key, changes)}
         try:
-            config = _config(base, of_task | changes)
+            config = _config(base, of_task | changes, trust)
             if of_data and config.dataset is None:
                 raise ConfigError(f"dataset: mean needs a config with a dataset, {base} has none")
             if not of_data:
@@ -371,12 +371,12 @@ def _is_within(key: str, sections: Collection[str]) -> bool:
     return any(key.startswith(f"{section}.") for section in sections)
 
 
-def _config(name: str, overrides: Mapping[str, Any]) -> ExperimentConfig:
+def _config(name: str, overrides: Mapping[str, Any], trust: bool) -> ExperimentConfig:
     for key in overrides:
         if key in _SET_BY_CELL:
             raise ConfigError(f"{key} is set by the suite for every run: leave it out (seeds: of the task)")
     texts = [(key, yaml_of(value)) for key, value in overrides.items()]
-    return find_config(name, texts)[1]
+    return find_config(name, texts, trust=trust)[1]
 
 
 def _check_evaluation(task: Task, config: ExperimentConfig) -> None:

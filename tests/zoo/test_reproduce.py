@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -142,19 +143,33 @@ def test_a_module_with_the_environment_of_a_transfer_wants_trust(
     assert suite_command([*words, "--trust"]) == 0
 
 
-@pytest.mark.parametrize("place", ["overrides", "variants"])
+@pytest.mark.parametrize("place", ["overrides", "variants", "config"])
 def test_a_module_that_a_suite_imports_wants_trust(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     (tmp_path / "stranger.py").write_text("import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\n")
     monkeypatch.syspath_prepend(tmp_path)
     settings = {"imports": ["stranger"]}
-    path = write(**({"overrides": settings} if place == "overrides" else {"variants": {"x": settings}}))
-    with pytest.raises(ConfigError, match=r"tiny\.yaml would run code of whoever made it: .* module stranger"):
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(ONLINE | settings))
+    tasks = {"overrides": {place: settings}, "variants": {place: {"x": settings}}}
+    path = write(**tasks.get(place, {"config": str(tmp_path / "own.yaml")}))
+    with pytest.raises(ConfigError, match=r"(tiny|own)\.yaml would run code of whoever made it: .* module stranger"):
         read_suite(str(path))
     assert not (tmp_path / "stranger.ran").exists()
     assert read_suite(str(path), trust=True).variants and (tmp_path / "stranger.ran").exists()
     del sys.modules["stranger"]
+
+
+def test_a_trusted_pickle_of_data_is_read_by_every_cell(write: Write, tmp_path: Path) -> None:
+    episode = {"observations": np.zeros((3, 4), np.float32), "actions": np.zeros(2, int), "rewards": np.ones(2)}
+    (tmp_path / "data.pkl").write_bytes(pickle.dumps([episode]))
+    dataset = {"id": str(tmp_path / "data.pkl"), "action_space": "Discrete(2)"}
+    (tmp_path / "pickled.yaml").write_text(yaml.safe_dump(OFFLINE | {"dataset": dataset}))
+    config, variants = str(tmp_path / "pickled.yaml"), {"DT": {}, "data": {"dataset": "mean"}}
+    suite = read_suite(str(write(config=config, score="return", target=20, seeds=1, variants=variants)), trust=True)
+    agent, data = suite.cells()
+    row = cell.measure(json.loads(cell.order_of(data, tmp_path, suite.tasks["cue"], [])))
+    assert row.score == 2.0 and row.recording == cell._recording(agent.config)
 
 
 # Suites
