@@ -25,7 +25,7 @@ from rltransformers.cli.agents import build_agent
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.cli.trust import import_modules
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
-from rltransformers.core.files import file_lock, replacing
+from rltransformers.core.files import check_free, file_lock, replacing
 from rltransformers.core.spaces import Space, differing_spaces
 from rltransformers.data import load_trajectories
 from rltransformers.data.trajectories import Trajectories
@@ -131,6 +131,7 @@ def _run_row(
     before = _begin(clock, path, config)
     began, processor = time.time(), time.process_time()
     if before is None:
+        check_free(path, row_file(path).name, RECORDED)
         if path.exists():
             shutil.rmtree(path)
         config = replace(config, output=str(path.parent), seed=row.seed)

@@ -17,6 +17,7 @@ from rltransformers.cli.keywords import MEMORY_AGENTS
 from rltransformers.cli.trust import import_modules
 from rltransformers.cli.variants import folders_of, slug
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
+from rltransformers.core.files import check_name
 from rltransformers.core.ranges import check
 from rltransformers.core.yaml_text import parse_yaml, yaml_of
 from rltransformers.policies.steps import Acting
@@ -187,6 +188,8 @@ class SuiteText:
     overview_note: str = ""
 
     def __post_init__(self) -> None:
+        for name in self.tasks:
+            check_name(name, "the name of a task", way_out="")
         known = ("score", "map", *self.metrics)
         if self.overview is not None and self.overview not in known:
             hint = did_you_mean(self.overview, known)
@@ -263,6 +266,7 @@ def read_suite(name: str, trust: bool = False) -> Suite:
         ConfigError: when it is neither, for unknown keys and names, and for configs that cannot work.
     """
     path = find_suite(name)
+    check_name(path.stem, "the name of a suite", way_out="")
     values = parse_yaml(path.read_text(), str(path))
     text = _read(SuiteText, values, path.name)
     for task in text.tasks.values():

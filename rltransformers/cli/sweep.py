@@ -15,7 +15,7 @@ from rltransformers.cli.seeds import Key, failures, train_runs
 from rltransformers.cli.variants import Variant
 from rltransformers.cli.worker import order_of
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.files import file_lock
+from rltransformers.core.files import check_free, file_lock
 from rltransformers.training.runs.comparison import Comparison, compare
 from rltransformers.training.runs.experiment import ExperimentConfig, read_experiment
 from rltransformers.training.runs.groups import ASIDE, differing
@@ -80,9 +80,8 @@ def _order(config: ExperimentConfig, folder: RunFolder) -> Order:
 def state_of(folder: RunFolder, config: ExperimentConfig) -> Literal["finished", "stopped", "new"]:
     """What has become of the run of ``config`` in its folder; ConfigError where that holds something else."""
     if not folder.config.is_file():
+        check_free(folder.path)
         if folder.path.exists():
-            if folder.path.is_file() or any(not path.name.startswith(".") for path in folder.path.iterdir()):
-                raise ConfigError(f"{folder.path} is in the way: it is no run folder; move it away")
             shutil.rmtree(folder.path)  # of a process that was killed before it had written its config
         return "new"
     stored = read_experiment(folder.config).to_dict()

@@ -84,7 +84,22 @@ def read_json(path: str | os.PathLike[str], refusal: type[Exception], way_out: s
         raise refusal(f"{file} is missing or damaged ({one_line(error)}); {way_out}") from error
 
 
-def check_name(name: str) -> None:
+def check_free(path: Path, *ours: str) -> None:
+    """Raise ConfigError for a place of a new run that holds anything but a run, hidden files or files named ``ours``.
+
+    A process that is killed before it has written its config leaves hidden files alone.
+    """
+    if not path.exists() or (path / "config.yaml").is_file():
+        return
+    if path.is_file() or any(not each.name.startswith(".") and each.name not in ours for each in path.iterdir()):
+        raise ConfigError(f"{path} is in the way: it is no run folder; move it away")
+
+
+def check_name(
+    name: str,
+    what: str = "the name of a run",
+    way_out: str = "; --output chooses the folder that it is made in",
+) -> None:
     """Raise ConfigError unless ``name`` is that of one folder: printable, not too long, without separators."""
     if name in ("", ".", "..") or not name.isprintable() or any(each in name for each in "/\\"):
         fault = "must be the name of one folder, without / and \\ and with printable characters only"
@@ -92,7 +107,7 @@ def check_name(name: str) -> None:
         fault = f"has {len(os.fsencode(name))} bytes, at most {LONGEST_NAME} are taken"
     else:
         return
-    raise ConfigError(f"the name of a run {fault}, got {name[:60]!r}; --output chooses the folder that it is made in")
+    raise ConfigError(f"{what} {fault}, got {name[:60]!r}{way_out}")
 
 
 def numbered(name: str) -> Iterator[str]:

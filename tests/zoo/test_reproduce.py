@@ -233,6 +233,21 @@ def test_what_cannot_be_meant_is_refused(
         read_suite(str(path))
 
 
+@pytest.mark.parametrize("name", ["../../victim", "mem/short", "..", "", "a\nb", "a" * 201])
+def test_the_name_of_a_task_is_that_of_one_folder(write: Write, name: str) -> None:
+    task = {"title": "T", "config": "gtrxl_cue_recall", "variants": {"a/../b, c": {}}}
+    with pytest.raises(ConfigError, match=r"^tiny\.yaml: the name of a task "):
+        read_suite(str(write({"tasks": {name: task}})))
+    (run,) = read_suite(str(write({"tasks": {"mem, short": task}, "seeds": 1}))).cells()
+    assert run.folder == "a-..-b-c-seed0"
+
+
+def test_the_name_of_a_suite_is_that_of_one_folder(write: Write) -> None:
+    path = write()
+    with pytest.raises(ConfigError, match="the name of a suite must be the name of one folder"):
+        read_suite(str(path.rename(path.with_name("...yaml"))))
+
+
 def test_a_key_given_twice_is_refused_and_a_merge_is_not(write: Write) -> None:
     path = write()
     path.write_text(path.read_text() + "seeds: 3\n")
@@ -939,6 +954,31 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_same_settings_only(tmp_path: Pat
     (path / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
     (path / cell.RECORDED).touch()
     assert not cell.resumable(path, config)
+
+
+def test_what_is_no_run_is_not_removed(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trains(Exception):  # noqa: N818
+        """Ends the call."""
+
+    def train(name: str, config: ExperimentConfig) -> None:
+        raise Trains
+
+    monkeypatch.setattr(cell.runs, "train", train)
+    folder = tmp_path / "run"
+    order = json.loads(cell.order_of(next(suite.cells()), folder, suite.tasks["cue"], []))
+    folder.mkdir()
+    (folder / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="run is in the way: it is no run folder; move it away"):
+        cell.measure(order)
+    assert (folder / "thesis.tex").exists()
+    (folder / "thesis.tex").rename(folder / "config.yaml")
+    for left in (None, ".lock", cell.RECORDED):  # of a run, of one that was hardly begun, of data that were scored
+        folder.mkdir(exist_ok=True)
+        if left is not None:
+            (folder / left).touch()
+        with pytest.raises(Trains):
+            cell.measure(order)
+        assert not folder.exists()
 
 
 def test_an_lstm_without_its_normalization_starts_anew(tmp_path: Path) -> None:
