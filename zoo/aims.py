@@ -71,15 +71,21 @@ def verdict(task: Task, aim: Aim, runs: Runs, planned: Mapping[str, int]) -> Ver
 
 def _compared(words: str, aim: Aim, scores: Sequence[float], others: Sequence[float], missing: bool) -> Verdict:
     if aim.over is not None:
-        ours, theirs = float(iqm(scores)), float(iqm(others))
-        if theirs < 0 or ours < 0:
-            return Verdict(words, "no ratio of negative scores", False)
-        ratio = ours / theirs if theirs else math.inf
-        return Verdict(words, f"{number(ratio)} ×", None if missing else _within(aim, ratio))
-    (low, _), (_, high) = iqm_interval(scores), iqm_interval(others)
-    apart = _below(high, low)
-    got = f"{number(low)} {'>' if apart else '≤'} {number(high)}"
-    return Verdict(words, got, None if missing else apart)
+        got, met = _ratio(aim, float(iqm(scores)), float(iqm(others)))
+    elif min(len(scores), len(others)) == 1:
+        got, met = "a single run has no interval", False
+    else:
+        (low, _), (_, high) = iqm_interval(scores), iqm_interval(others)
+        met = _below(high, low)
+        got = f"{number(low)} {'>' if met else '≤'} {number(high)}"
+    return Verdict(words, got, None if missing else met)
+
+
+def _ratio(aim: Aim, ours: float, theirs: float) -> tuple[str, bool]:
+    """The ratio of two scores in words, and whether it is within the bound: not where there is none, as of 0 to 0."""
+    ratio = math.nan if min(ours, theirs) < 0 else ours / theirs if theirs else ours * math.inf
+    got = f"no ratio of {number(ours)} to {number(theirs)}" if math.isnan(ratio) else f"{number(ratio)} ×"
+    return got, _within(aim, ratio)
 
 
 def text(task: Task, aim: Aim, planned: int) -> str:
@@ -103,9 +109,10 @@ def text(task: Task, aim: Aim, planned: int) -> str:
 
 
 def _within(aim: Aim, value: float) -> bool:
-    if aim.least is not None:
-        return not _below(value, aim.least)
-    return aim.most is None or not _below(aim.most, value)
+    """Whether a value keeps the bound; one that is no number does not."""
+    low, high = (aim.least, value) if aim.least is not None else (value, aim.most)
+    assert low is not None and high is not None  # an aim with a bound has one of the two
+    return low <= high or math.isclose(low, high, rel_tol=1e-9)
 
 
 def _below(one: float, other: float) -> bool:

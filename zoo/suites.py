@@ -38,8 +38,8 @@ class Aim:
     Attributes:
         least, most: bounds of the IQM over runs, or, with ``seeds``, of each run.
         seeds: runs that have to keep the bound.
-        above: a variant whose 95 % interval has to lie below that of this one.
-        over: the bound is for the ratio of the two IQMs, this variant to that one.
+        above: a variant whose 95 % interval has to lie below that of this one; a single run has no interval.
+        over: the bound is for the ratio of the two IQMs, this variant to that one; not met by 0 to 0 or below 0.
         score: ``spearman`` (of target and achieved return, within each run), ``rising`` (the achieved return, IQM over
             runs, rises from each target to the next), or nothing: the task's score.
         target: judge the result of this target return instead of the task's.

@@ -1,6 +1,7 @@
 """Suites of results: what is refused, which cells run, what aims and tables say, and that killed runs go on."""
 
 import json
+import math
 import os
 import pickle
 import sys
@@ -477,11 +478,35 @@ def runs(ours: list[float], others: list[float], targets: list[list[float]] | No
         (Aim(above="BC"), [0.3, 0.4, 0.5], "above BC, intervals apart", "0.3 > 0.2", True),
         (Aim(above="BC"), [0.2, 0.4, 0.5], "above BC, intervals apart", "0.2 ≤ 0.2", False),
         (Aim(above="BC"), [0.3, 0.4], "above BC, intervals apart", "0.3 > 0.2", None),
+        (Aim(above="BC"), [0.3], "above BC, intervals apart", "a single run has no interval", None),
+        (Aim(least=3.0, over="BC"), [-0.6, -0.6, 0.0], "≥ 3 × BC", "no ratio of -0.4 to 0.2", False),
+        (Aim(least=3.0, over="BC"), [-0.6], "≥ 3 × BC", "no ratio of -0.6 to 0.2", None),
+        (Aim(least=0.9), [1.0, math.nan, 1.0], "≥ 0.9", "nan", False),
+        (Aim(most=0.9), [0.1, math.nan, 0.1], "≤ 0.9", "nan", False),
+        (Aim(least=0.9, seeds=2), [1.0, math.nan, math.nan], "≥ 0.9 in 2 of 3 seeds", "1 of 3", False),
     ],
 )
 def test_an_aim_is_met_missed_or_open(aim: Aim, ours: list[float], text: str, got: str, met: bool | None) -> None:
     planned = {"ours": 3, "BC": 3, "memoryless": 3}
     assert verdict(TASK, aim, runs(ours, [0.2, 0.2, 0.2]), planned) == Verdict(text, got, met)
+
+
+@pytest.mark.parametrize(
+    ("aim", "ours", "others", "got", "met"),
+    [
+        (Aim(above="BC"), [0.6], [0.5], "a single run has no interval", False),
+        (Aim(least=1.3, over="BC"), [0.0], [0.0], "no ratio of 0 to 0", False),
+        (Aim(most=1.3, over="BC"), [0.0], [0.0], "no ratio of 0 to 0", False),
+        (Aim(least=1.3, over="BC"), [0.1], [0.0], "∞ ×", True),
+        (Aim(most=1.3, over="BC"), [0.1], [0.0], "∞ ×", False),
+        (Aim(least=1.3, over="BC"), [math.nan], [0.0], "no ratio of nan to 0", False),
+    ],
+)
+def test_an_aim_is_not_met_by_what_cannot_be_compared(
+    aim: Aim, ours: list[float], others: list[float], got: str, met: bool
+) -> None:
+    found = verdict(TASK, aim, runs(ours, others), {"ours": 1, "BC": 1})
+    assert (found.got, found.met) == (got, met)
 
 
 @pytest.mark.parametrize(
