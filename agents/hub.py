@@ -111,7 +111,7 @@ def package_for_hub(
         leaves = leaf_spaces(space_from_json(settings["observation_space"]))
         masks_beside = bool((settings.get("policy_kwargs") or {}).get("action_masks")) and ACTION_MASK not in leaves
         snippet = _snippet(best, experiment, masks_beside)
-        (place / CARD).write_text(_card(checkpoint.kind, best, snippet))
+        (place / CARD).write_text(_card(checkpoint.kind, best, snippet), encoding="utf-8")
     return folder
 
 

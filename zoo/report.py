@@ -50,7 +50,7 @@ def write(suite: Suite, results: Path) -> list[Path]:
             written.append(path)
     if rows:
         path = results / f"{suite.name}.md"
-        path.write_text(page(suite, rows))
+        path.write_text(page(suite, rows), encoding="utf-8")
         written.append(path)
     return written
 
@@ -335,7 +335,7 @@ def finished(results: Path, suites: Path) -> Iterator[tuple[Suite, list[Row]]]:
     """Suites that have rows, with those of today's configs."""
     for path in sorted(suites.glob("*.yaml")):
         if (results / f"{path.stem}.csv").is_file():
-            suite = suite_of(path, path.read_text())
+            suite = suite_of(path, path.read_text(encoding="utf-8"))
             if rows := rows_of(suite, results):
                 yield suite, rows
 

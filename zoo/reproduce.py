@@ -189,7 +189,8 @@ class Work:
         if row is None or not matches(row, cell):
             log = folder.with_name(f"{folder.name}.log")
             print(f"{place} FAILED (status {status}): {cell}; the last lines of {shown(log)}:", flush=True)
-            print("\n".join(f"    {line}" for line in log.read_text().splitlines()[-LOG_LINES:]), flush=True)
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+            print("\n".join(f"    {line}" for line in lines), flush=True)
             return False
         self._record(cell, row)
         seconds = remaining(left, current(self.suite, read_rows(self.csv)).values(), jobs)

@@ -17,7 +17,7 @@ from rltransformers.cli.keywords import MEMORY_AGENTS
 from rltransformers.cli.trust import import_modules
 from rltransformers.cli.variants import folders_of, slug
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
-from rltransformers.core.files import check_name
+from rltransformers.core.files import check_name, read_text
 from rltransformers.core.ranges import check
 from rltransformers.core.yaml_text import parse_yaml, yaml_of
 from rltransformers.policies.steps import Acting
@@ -267,7 +267,7 @@ def read_suite(name: str, trust: bool = False) -> Suite:
     """
     path = find_suite(name)
     check_name(path.stem, "the name of a suite", way_out="")
-    values = parse_yaml(path.read_text(), str(path))
+    values = parse_yaml(read_text(path, "suite"), str(path))
     text = _read(SuiteText, values, path.name)
     for task in text.tasks.values():
         for settings in (task.overrides, *task.variants.values()):

@@ -124,7 +124,7 @@ def read_rows(path: Path) -> list[Row]:
         return []
     rows, line = [], 1
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             for values in reader:
                 line = reader.line_num
@@ -155,7 +155,7 @@ def record(path: Path, lock: Path, suite: Suite, row: Row) -> None:
     """Add ``row`` to the CSV, in place of an older one of the same cell; what others added meanwhile is kept."""
     with file_lock(lock, f"the table {path}", DataError, wait=True):
         rows = [row, *(old for old in read_rows(path) if old.key != row.key)]
-        with replacing(path) as temporary, temporary.open("w", newline="") as file:
+        with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(_cells(each) for each in sorted(rows, key=_order(suite)))

@@ -12,6 +12,7 @@ from rltransformers.cli.settings import catalogue, refuse_unknown_settings
 from rltransformers.cli.trust import import_modules
 from rltransformers.cli.words import Overrides
 from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.files import read_text
 from rltransformers.core.yaml_text import parse_yaml
 from rltransformers.training.runs.experiment import (
     BASELINES,
@@ -56,7 +57,7 @@ def packaged_suites() -> dict[str, str]:
     """Titles of the suites of results that are installed with the package, by name."""
     folder = resources.files("rltransformers.configs") / "suites"
     entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    titles = {entry.name: parse_yaml(entry.read_text(), entry.name)["title"] for entry in entries}
+    titles = {entry.name: parse_yaml(entry.read_text(encoding="utf-8"), entry.name)["title"] for entry in entries}
     return {name.removesuffix(".yaml"): title for name, title in titles.items()}
 
 
@@ -70,13 +71,10 @@ def find_config(
     """
     path = Path(name)
     if path.is_file():
-        try:
-            return path.stem, _read(path.read_text(), name, overrides, imports, trust)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"config {name} cannot be read: {error}") from error
+        return path.stem, _read(read_text(path, "config"), name, overrides, imports, trust)
     stem = name.removeprefix("configs/").removesuffix(".yaml")
     if stem in packaged_configs():
-        text = (resources.files("rltransformers.configs") / f"{stem}.yaml").read_text()
+        text = (resources.files("rltransformers.configs") / f"{stem}.yaml").read_text(encoding="utf-8")
         return stem, _read(text, f"packaged config {stem}", overrides, imports)
     if path.stem in packaged_configs():
         raise ConfigError(f"config {name}: there is no such file; for the packaged config name it alone: {path.stem}")

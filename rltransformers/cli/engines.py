@@ -131,7 +131,7 @@ class RayJob(Job):
             return 128 + signal.SIGTERM
         except self.ray.exceptions.RayError as error:
             self.order.log.parent.mkdir(parents=True, exist_ok=True)
-            with self.order.log.open("a") as log:
+            with self.order.log.open("a", encoding="utf-8") as log:
                 log.write(f"Ray lost the process: {one_line(error)}\n")
             return 1
         for path, content in files.items():

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from rltransformers.cli import trust
 from rltransformers.cli.configs import read_config
 from rltransformers.cli.values import check_values
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.files import read_text
 from rltransformers.core.ranges import Count, fits
 from rltransformers.core.yaml_text import parse_yaml, yaml_of
 from rltransformers.training.runs.experiment import ExperimentConfig
@@ -116,10 +116,7 @@ def _sweeps(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 def read_file(path: str) -> dict[str, dict[str, Any]]:
     """Variants of a YAML file, name -> dotted overrides; ConfigError for one that is none."""
-    try:
-        values = parse_yaml(Path(path).read_text(), path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--variants {path} cannot be read: {error}") from error
+    values = parse_yaml(read_text(path, "--variants"), path)
     if not isinstance(values, Mapping) or not values:
         raise ConfigError(f"--variants {path} must map names to settings, as `no memory: {{backbone.memory: 0}}`")
     for name, changes in values.items():

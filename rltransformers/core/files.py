@@ -73,13 +73,23 @@ def existing_file(path: str | os.PathLike[str]) -> Path:
     raise DataError(f"there is no file {file}{where}; check the path, or put the file there first")
 
 
+def read_text(path: str | os.PathLike[str], what: str) -> str:
+    """The text of a file in UTF-8, which messages call ``what``; ConfigError where it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{what} {path} cannot be read: {error}; save it as UTF-8") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+        raise ConfigError(f"{what} {path} cannot be read: {error}") from error
+
+
 def read_json(path: str | os.PathLike[str], refusal: type[Exception], way_out: str) -> Any:
     """Content of a small JSON file; raises ``refusal`` with ``way_out`` when it is missing, damaged or too large."""
     file = Path(path)
     try:
         if (size := file.stat().st_size) > LARGEST_JSON:
             raise ValueError(f"it has {size:,} bytes, at most {LARGEST_JSON:,} are read")
-        return json.loads(file.read_text())
+        return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise refusal(f"{file} is missing or damaged ({one_line(error)}); {way_out}") from error
 

@@ -84,7 +84,9 @@ class CompiledStep:
         self._first = self._batched.index(True)
         self._shapes: dict[torch.Size, list[torch.Size]] = {}
         layouts = [f"{name} {described(examples[name])} {name in shared}" for name in self._names]
-        name = digest(of_module(module), *layouts, plain(self._outputs), of_machine(), _BUILDER.read_text())
+        name = digest(
+            of_module(module), *layouts, plain(self._outputs), of_machine(), _BUILDER.read_text(encoding="utf-8")
+        )
         self.path = cache_folder() / "compiled" / f"{name}.pt2"
 
         def make(path: Path) -> None:

@@ -100,7 +100,7 @@ def _source(kind: type) -> str:
     if kind.__module__.partition(".")[0] in ("builtins", "torch", "typing", "rltransformers"):
         return _name(kind)
     try:
-        return f"{_name(kind)} {digest(Path(inspect.getfile(kind)).read_text())}"
+        return f"{_name(kind)} {digest(Path(inspect.getfile(kind)).read_text(encoding='utf-8'))}"
     except (OSError, TypeError):  # typed into a prompt
         return _name(kind)
 
@@ -111,4 +111,4 @@ def _text_of_package() -> str:
     top = Path(rltransformers.__file__).parent
     folders = sorted({top, *(link.resolve() for link in top.iterdir() if link.is_symlink())})
     files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
-    return digest(*(file.read_text() for file in files))
+    return digest(*(file.read_text(encoding="utf-8") for file in files))

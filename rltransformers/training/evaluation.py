@@ -209,7 +209,7 @@ def read_results(path: str | os.PathLike[str]) -> list[EvaluationResult]:
         DataError: when the file is not such a list.
     """
     try:
-        content = json.loads(Path(path).read_text())
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
         results = content["results"] if "validation" in content else content  # beside that on held-out episodes
         return [EvaluationResult.from_dict(values) for values in results]
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:

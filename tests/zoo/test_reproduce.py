@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pickle
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -259,6 +260,48 @@ def test_a_key_given_twice_is_refused_and_a_merge_is_not(write: Write) -> None:
     )
     tasks = read_suite(str(path)).tasks
     assert (tasks["b"].title, tasks["b"].config) == ("B", tasks["a"].config)
+
+
+def test_a_suite_that_is_not_in_utf_8_is_refused_in_one_line(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write()
+    path.write_bytes(path.read_bytes().replace(b"Tiny", b"Caf\xe9"))
+    assert suite_command([str(path)]) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"rltransformers: suite {path} cannot be read: ") and "save it as UTF-8" in message
+
+
+IN_ANOTHER_LOCALE = """
+import locale, sys
+from pathlib import Path
+from rltransformers.cli.variants import read_file
+from rltransformers.zoo import report
+from rltransformers.zoo.suites import read_suite
+from rltransformers.zoo.table import Row, read_rows, record
+
+assert locale.getpreferredencoding() != "UTF-8", "it says nothing"
+folder = Path(sys.argv[1])
+suite = read_suite(str(folder / "tiny.yaml"))
+(cell,) = suite.cells()
+result = {"target_return": None, "return_mean": 0.0, "return_std": 0.0, "success_rate": 0.5}
+row = Row(*cell.key, 0.5, 50, 256, 60.0, results=[result], config_hash=cell.config_hash)
+record(folder / "tiny.csv", folder / "lock", suite, row)
+assert read_rows(folder / "tiny.csv")[0].variant == "sans m\\u00e9moire"
+assert report.write(suite, folder) and list(read_file(str(folder / "online.yaml"))) == ["sans m\\u00e9moire"]
+"""
+
+
+def test_files_of_suites_are_in_utf_8_in_every_locale(write: Write, tmp_path: Path) -> None:
+    name = "sans mémoire"
+    path = write(seeds=1, variants={name: {}}, title="é", aims=[{"least": 0.9}], config="own.yaml")
+    path.write_text(f"# é\n{path.read_text()}", encoding="utf-8")
+    (tmp_path / "own.yaml").write_text(f"# é\n{yaml.safe_dump(ONLINE)}", encoding="utf-8")
+    (tmp_path / "online.yaml").write_text(f"{name}: {{backbone.memory: 0}}", encoding="utf-8")
+    words = [sys.executable, "-c", IN_ANOTHER_LOCALE, str(tmp_path)]
+    root = str(Path(__file__).parents[2])
+    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": root}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "≥ 0.9" in (tmp_path / "tiny.md").read_text(encoding="utf-8")
 
 
 def test_results_go_to_the_current_folder_outside_of_the_checkout(

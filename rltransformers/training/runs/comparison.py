@@ -187,7 +187,7 @@ class Comparison:
             values | {name: " ".join(map(str, values[name])) for name in ("seeds", "runs")} for values in self.summary()
         ]
         for file, rows in ((evaluations, self.rows()), (groups, summary)):
-            with naming(file), replacing(file) as temporary, temporary.open("w", newline="") as text:
+            with naming(file), replacing(file) as new, new.open("w", newline="", encoding="utf-8") as text:
                 writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(rows)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from annotated_types import Ge, Le
 
 from rltransformers.core.errors import ConfigError, refuse_unknown
+from rltransformers.core.files import read_text
 from rltransformers.core.ranges import (
     Count,
     Environments,
@@ -392,11 +393,8 @@ def read_experiment(source: Path | str, overrides: Sequence[tuple[str, str]] = (
     Raises:
         ConfigError: for an unreadable file, an unknown key, a wrong type, or values that cannot go together.
     """
-    try:
-        text = Path(source).read_text()
-    except (OSError, ValueError) as error:  # ValueError: bytes that are no text
-        raise ConfigError(f"config {source} cannot be read: {error}") from error
-    return build_experiment(read_values(text, str(source), overrides), str(source))
+    values = read_values(read_text(source, "config"), str(source), overrides)
+    return build_experiment(values, str(source))
 
 
 def read_values(text: str, source: str, overrides: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
