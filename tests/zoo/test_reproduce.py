@@ -153,7 +153,7 @@ def test_a_module_that_a_suite_imports_wants_trust(
     monkeypatch.syspath_prepend(tmp_path)
     settings = {"imports": ["stranger"]}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(ONLINE | settings))
-    tasks = {"overrides": {place: settings}, "variants": {place: {"x": settings}}}
+    tasks: dict[str, Any] = {"overrides": {place: settings}, "variants": {place: {"x": settings}}}
     path = write(**tasks.get(place, {"config": str(tmp_path / "own.yaml")}))
     with pytest.raises(ConfigError, match=r"(tiny|own)\.yaml would run code of whoever made it: .* module stranger"):
         read_suite(str(path))
@@ -1031,7 +1031,7 @@ def test_what_is_no_run_is_not_removed(suite: Suite, tmp_path: Path, monkeypatch
     def train(name: str, config: ExperimentConfig) -> None:
         raise Trains
 
-    monkeypatch.setattr(cell.runs, "train", train)
+    monkeypatch.setattr("rltransformers.cli.runs.train", train)
     folder = tmp_path / "run"
     order = json.loads(cell.order_of(next(suite.cells()), folder, suite.tasks["cue"], []))
     folder.mkdir()
@@ -1168,7 +1168,7 @@ def test_transfers_act_as_they_say_and_without_training(
 def test_a_wrong_transfer_is_refused_before_the_training(
     transfer: dict[str, Any], message: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cell.runs, "train", lambda name, config: pytest.fail("it trains"))
+    monkeypatch.setattr("rltransformers.cli.runs.train", lambda name, config: pytest.fail("it trains"))
     suite = read_suite(str(write(transfers={"near": {"kwargs": {"delay": 6}}, "far": transfer})))
     run = next(suite.cells())
     order = json.loads(cell.order_of(run, tmp_path / "run", suite.tasks["cue"], []))
