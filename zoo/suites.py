@@ -5,6 +5,7 @@ A cell is one run: task x variant x seed.
 
 import hashlib
 import json
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import resources
@@ -16,7 +17,7 @@ from rltransformers.cli.configs import find_config
 from rltransformers.cli.keywords import MEMORY_AGENTS
 from rltransformers.cli.trust import import_modules
 from rltransformers.cli.variants import folders_of, slug
-from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
+from rltransformers.core.errors import ConfigError, did_you_mean, one_line, refuse_unknown
 from rltransformers.core.files import check_name, read_text
 from rltransformers.core.ranges import check
 from rltransformers.core.yaml_text import parse_yaml, yaml_of
@@ -190,6 +191,11 @@ class SuiteText:
     def __post_init__(self) -> None:
         for name in self.tasks:
             check_name(name, "the name of a task", way_out="")
+        for name, words in self.datasets.items():
+            try:
+                shlex.split(words)
+            except ValueError as error:
+                raise ConfigError(f"datasets.{name}: {one_line(error)}; quotes stand in pairs") from error
         known = ("score", "map", *self.metrics)
         if self.overview is not None and self.overview not in known:
             hint = did_you_mean(self.overview, known)

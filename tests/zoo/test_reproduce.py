@@ -244,6 +244,11 @@ def test_the_name_of_a_task_is_that_of_one_folder(write: Write, name: str) -> No
     assert run.folder == "a-..-b-c-seed0"
 
 
+def test_words_of_a_dataset_have_their_quotes_in_pairs(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"tiny\.yaml: datasets\.a/b-v0: No closing quotation; quotes stand in pairs"):
+        read_suite(str(write({"datasets": {"a/b-v0": "--env 'CartPole-v1"}})))
+
+
 def test_the_name_of_a_suite_is_that_of_one_folder(write: Write) -> None:
     path = write()
     with pytest.raises(ConfigError, match="the name of a suite must be the name of one folder"):

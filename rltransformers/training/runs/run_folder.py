@@ -296,7 +296,7 @@ class MetricsCSV(KVWriter):
         if not path.is_file() or not path.stat().st_size:
             path.write_text("step\n")
         self.columns, _ = _read_rows(path)
-        self.file = open(path, "a", newline="")  # noqa: SIM115 (closed by close())
+        self.file = open(path, "a", newline="", encoding="utf-8")  # noqa: SIM115 (closed by close())
 
     @staticmethod
     def cut(path: Path, step: float, evaluated: bool) -> None:
@@ -324,7 +324,7 @@ class MetricsCSV(KVWriter):
             self.file.close()
             self.columns = [*self.columns, *new]
             _write_rows(self.path, self.columns, _read_rows(self.path)[1])
-            self.file = open(self.path, "a", newline="")  # noqa: SIM115 (closed by close())
+            self.file = open(self.path, "a", newline="", encoding="utf-8")  # noqa: SIM115 (closed by close())
         with naming(self.path):
             self.file.write(_line(row.get(name, "") for name in self.columns))
             self.file.flush()
@@ -363,7 +363,7 @@ def _damaged(path: Path, line: int, fault: str) -> DataError:
 def _write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:
     with replacing(path) as temporary:
         lines = [_line(columns), *(_line(row.get(name, "") for name in columns) for row in rows)]
-        temporary.write_text("".join(lines), newline="")
+        temporary.write_text("".join(lines), encoding="utf-8", newline="")
 
 
 def _line(values: Iterable[str]) -> str:
