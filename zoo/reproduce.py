@@ -19,6 +19,7 @@ from rltransformers.cli.trust import Program, collect_programs, environment_prog
 from rltransformers.core.described import number
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import file_lock
+from rltransformers.training.runs.run_folder import RunFolder
 from rltransformers.zoo import cell as cells
 from rltransformers.zoo import report
 from rltransformers.zoo.facts import checkout
@@ -131,7 +132,11 @@ class Work:
 
     def _programs(self, missing: Sequence[Cell]) -> list[Program]:
         """Programs besides this package that these cells, and the datasets recorded for them, run."""
-        found = [program for cell in missing for program in programs(cell.config)]
+        found: list[Program] = []
+        for cell in missing:
+            folder = RunFolder(self.folder(cell))
+            goes_on = cells.resumable(folder.path, cell.config)
+            found += programs(cell.config, folder.last if goes_on else None)
         for task in dict.fromkeys(cell.task for cell in missing):
             for name, transfer in self.suite.tasks[task].transfers.items():
                 found += environment_programs(transfer.id or "", place=f"tasks.{task}.transfers.{name}.id")

@@ -145,6 +145,24 @@ def test_a_module_with_the_environment_of_a_transfer_wants_trust(
     assert suite_command([*words, "--trust"]) == 0
 
 
+def test_the_pickle_that_a_killed_baseline_goes_on_from_wants_trust(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce.Work, "_run", lambda self, missing, engine, jobs: 0)
+    values = {"agent": "recurrent_ppo", **{name: ONLINE[name] for name in ("environment", "train", "evaluation")}}
+    (tmp_path / "lstm.yaml").write_text(yaml.safe_dump(values))
+    path = write(config=str(tmp_path / "lstm.yaml"), variants={"LSTM": {}}, seeds=1)
+    words = [str(path), "--results", str(tmp_path / "out")]
+    assert suite_command(words) == 0
+    (killed,) = read_suite(str(path)).cells()
+    folder = tmp_path / "out" / "runs" / "tiny" / killed.task / killed.folder
+    folder.parent.mkdir(parents=True)
+    run_folder(folder, killed.config)
+    assert suite_command(words) == 2
+    assert "lstm-seed0/last.zip is a pickle of Stable-Baselines3" in capsys.readouterr().err
+    assert suite_command([*words, "--trust"]) == 0
+
+
 @pytest.mark.parametrize("place", ["overrides", "variants", "config"])
 def test_a_module_that_a_suite_imports_wants_trust(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
