@@ -1,5 +1,6 @@
 """A step as machine code that computes with the weights of the live module and writes the state in place."""
 
+import functools
 import logging
 import os
 import subprocess
@@ -18,7 +19,7 @@ from rltransformers.core.errors import CompileError, ConfigError, MissingCompile
 from rltransformers.core.files import refusal
 from rltransformers.core.places import named_places
 from rltransformers.export.cache import cache_folder, found_or_made
-from rltransformers.export.fingerprint import digest, of_machine, of_module, plain
+from rltransformers.export.fingerprint import digest, is_foreign, of_machine, of_module, of_program, plain
 from rltransformers.export.step import Tensors, batch_of, check_step, described, in_place_program, rows_of, save_program
 
 log = logging.getLogger(__name__)
@@ -84,16 +85,17 @@ class CompiledStep:
         self._first = self._batched.index(True)
         self._shapes: dict[torch.Size, list[torch.Size]] = {}
         layouts = [f"{name} {described(examples[name])} {name in shared}" for name in self._names]
-        name = digest(
-            of_module(module), *layouts, plain(self._outputs), of_machine(), _BUILDER.read_text(encoding="utf-8")
-        )
+        of_inputs, of_state = ({name: examples[name] for name in each} for each in (self._inputs, self._state))
+        traced = functools.cache(lambda: in_place_program(module, of_inputs, of_state, shared=shared))
+        foreign = [of_program(traced())] if is_foreign(module) else []
+        builder = _BUILDER.read_text(encoding="utf-8")
+        name = digest(of_module(module), *foreign, *layouts, plain(self._outputs), of_machine(), builder)
         self.path = cache_folder() / "compiled" / f"{name}.pt2"
 
         def make(path: Path) -> None:
             notify(f"compiling the acting step with {compiler()}, about 30 s, once; kept in {self.path.parent}")
             start = time.monotonic()
-            of_inputs, of_state = ({name: examples[name] for name in each} for each in (self._inputs, self._state))
-            _compile(in_place_program(module, of_inputs, of_state, shared=shared), path)
+            _compile(traced(), path)
             notify(f"compiled the acting step in {time.monotonic() - start:.0f} s")
 
         try:

@@ -1,9 +1,8 @@
-"""Fingerprint of the machine code of a module: shapes of its tensors, its other attributes, its source, the machine."""
+"""Fingerprint of the machine code of a module: shapes of tensors, other attributes, program, machine."""
 
 import enum
 import functools
 import hashlib
-import inspect
 import platform
 import types
 from collections.abc import Mapping, Set
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 import rltransformers
 
@@ -22,12 +22,11 @@ def digest(*parts: str) -> str:
 
 
 def of_module(module: nn.Module) -> str:
-    """A text that differs where steps may differ.
+    """A text that differs where steps may differ, unless code besides the package and torch does (``of_program``).
 
     Numbers in parameters and buffers have no part in it, nor have attributes that a part lists as ``outside_steps``.
     """
     lines = []
-    sources = {_text_of_package()}
     names: dict[int, list[str]] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         lines.append(f"{path}: {_name(type(part))} training={part.training}")
@@ -37,9 +36,26 @@ def of_module(module: nn.Module) -> str:
         for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
             lines.append(f"{path}.{name} {None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride())}")
             names.setdefault(id(tensor), []).append(f"{path}.{name}")
-        sources |= {_source(each) for each in type(part).__mro__}
     ties = [together for together in names.values() if len(together) > 1]  # a tied weight is one constant of the code
-    return "\n".join([*lines, f"ties {ties}", *sorted(sources)])
+    return "\n".join([*lines, f"ties {ties}", _text_of_package()])
+
+
+def is_foreign(module: nn.Module) -> bool:
+    """Whether a part of ``module`` is of a class that is neither torch's nor the package's."""
+    kinds = {kind for part in module.modules() for kind in type(part).__mro__}
+    return not {kind.__module__.partition(".")[0] for kind in kinds} <= {
+        "builtins",
+        "torch",
+        "typing",
+        "rltransformers",
+    }
+
+
+def of_program(program: ExportedProgram) -> str:
+    """What a traced step computes: the source of a class says too little where that calls functions of other files."""
+    graphs = [part.code for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    constants = [program.constants[name].numpy() for name in program.graph_signature.lifted_tensor_constants]
+    return "\n".join([*graphs, plain(constants)])
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -80,7 +96,10 @@ def plain(value: object, above: tuple[int, ...] = ()) -> str:
         return f"{within(value.__func__)} of {within(value.__self__)}"
     if isinstance(value, types.FunctionType):
         closed = [cell.cell_contents for cell in value.__closure__ or ()]
-        return f"{value.__module__}.{value.__qualname__} {value.__code__.co_code.hex()} {within(closed)}"
+        given = [value.__defaults__, value.__kwdefaults__, closed]
+        return f"{value.__module__}.{value.__qualname__} {within(value.__code__)} {within(given)}"
+    if isinstance(value, types.CodeType):
+        return f"{value.co_code.hex()} {value.co_names} {within(value.co_consts)}"
     if isinstance(value, nn.Module | torch.optim.Optimizer):
         return _name(type(value))  # modules are listed where they are registered; optimizers take no part in a step
     if isinstance(value, types.BuiltinFunctionType | torch._ops.OpOverload | torch._ops.OpOverloadPacket):
@@ -92,17 +111,6 @@ def plain(value: object, above: tuple[int, ...] = ()) -> str:
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-@functools.cache
-def _source(kind: type) -> str:
-    """Name and source of the file of a class that is not torch's; those of the package are read as a whole."""
-    if kind.__module__.partition(".")[0] in ("builtins", "torch", "typing", "rltransformers"):
-        return _name(kind)
-    try:
-        return f"{_name(kind)} {digest(Path(inspect.getfile(kind)).read_text(encoding='utf-8'))}"
-    except (OSError, TypeError):  # typed into a prompt
-        return _name(kind)
 
 
 @functools.cache

@@ -270,13 +270,18 @@ def draw_noise(
 ) -> NDArray[Any]:
     """Numbers [B, U] drawn with numpy, the same on every device: of one generator, or of one for each row.
 
-    Raises ConfigError for another number of generators than rows.
+    Raises ConfigError for what is no generator, and for another number of generators than rows.
     """
     if isinstance(source, np.random.Generator):
         parts = [
             (source.standard_normal if each.normal else source.random)((rows, each.numbers), kind) for each in noise
         ]
         return np.concatenate([np.zeros((rows, 0), kind), *parts], axis=1)
+    if not isinstance(source, Sequence) or not all(isinstance(each, np.random.Generator) for each in source):
+        raise ConfigError(
+            f"actions are drawn by NumPy generators, one or one per environment, got {shown(source)}; pass "
+            "numpy.random.default_rng(seed)"
+        )
     if len(source) != rows:
         raise ConfigError(f"generators are {len(source)}, the observations are of {rows} environments; give one each")
     return np.concatenate([draw_noise(noise, 1, each, kind) for each in source])

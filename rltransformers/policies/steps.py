@@ -134,9 +134,9 @@ class DecisionStep(nn.Module):
 
     def to_dict(self, state: ActingState) -> Tensors:
         """The state as one dictionary; the streams of an environment lie side by side."""
-        rows = state.batch_size
+        streams = self.decider.prefixes * self.decider.streams
         tensors = {} if state.memory is None else {
-            f"memory.{name}": value.unflatten(0, (rows, -1)) for name, value in state.memory.tensors.items()
+            f"memory.{name}": value.unflatten(0, (-1, streams)) for name, value in state.memory.tensors.items()
         }  # fmt: skip
         others = {"action_token" if name == "action" else name: value for name, value in state.tensors().items()}
         if not state.tokens.shape[1]:

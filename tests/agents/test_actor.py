@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -336,6 +337,11 @@ def test_wrong_use_names_the_way_out() -> None:
         refused = model.actor([1.0, 2.0, 3.0])
         refused.reset()
         refused(np.zeros((2, 4)))
+    for wrong in (torch.Generator(), np.random.RandomState(0), 5, [5]):
+        sampling = model.actor(1.0, deterministic=False)
+        sampling.reset()
+        with pytest.raises(ConfigError, match=r"pass numpy\.random\.default_rng\(seed\)"):
+            sampling.decide(one, generator=wrong)
     with pytest.raises(ConfigError, match="state must be what predict returned"):
         actor.predict(one, state=(1, 2))
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC
+from rltransformers.agents import Actor, DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC
 from rltransformers.backbone import PRESETS
 from rltransformers.data import record
 from rltransformers.export.step import Tensors
@@ -215,6 +215,15 @@ def test_steps_of_several_tokens_act_in_an_onnx_file_where_distances_are_learned
     model = offline("CartPole-v1", policy_kwargs={"backbone": backbone}, acting_mode=acting_mode)
     model.export(tmp_path / "policy.onnx")
     assert_file_equals_eager(tmp_path / "policy.onnx", model, 20, 3, 1e-5)
+
+
+@pytest.mark.parametrize("acting_mode", ["refresh", "banded"])
+def test_a_file_of_torch_takes_one_environment_and_several(acting_mode: str, tmp_path: Path) -> None:
+    model = offline("CartPole-v1", acting_mode=acting_mode)
+    model.export(tmp_path / "policy.pt2")
+    for batch in (1, 3):
+        assert_file_equals_eager(tmp_path / "policy.pt2", model, 10, batch, 1e-6)
+    Actor.from_export(tmp_path / "policy.pt2", target_return=10.0)
 
 
 CLIENT = """

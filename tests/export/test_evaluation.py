@@ -90,6 +90,19 @@ def refused(function: Any) -> tuple[str, bool]:
     return lines[-1], compiled.failed
 
 
+def test_weights_that_begin_to_learn_have_a_program_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", nop)
+    module = nn.Linear(2, 2)
+    compiled = CompiledEvaluation(module, lambda inputs: module(inputs["x"]), lambda line: None)
+    inputs = {"x": torch.ones(3, 2)}
+    module.bias.requires_grad_(False)
+    compiled(inputs).sum().backward()
+    assert module.weight.grad is not None and module.bias.grad is None
+    module.bias.requires_grad_(True)
+    compiled(inputs).sum().backward()
+    assert module.bias.grad is not None and not compiled.failed
+
+
 def test_a_function_that_reads_numbers_of_tensors_goes_on_in_eager_mode() -> None:
     def reads(module: Tied) -> Any:
         def evaluate(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import nn
+from torch import Tensor, nn
 
-from rltransformers.export.fingerprint import digest, of_machine, of_module, plain
+from rltransformers.export.fingerprint import digest, is_foreign, of_machine, of_module, of_program, plain
+from rltransformers.export.step import in_place_program
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from tests.export.steps import ToyStep, toy
+from tests.export.steps import SHARED, ToyStep, toy, toy_inputs, toy_state
 
 
 class Kind(enum.Enum):
@@ -35,6 +36,22 @@ class Options:
 
 def scaled(factor: float) -> Callable[[float], float]:
     return lambda x: factor * x
+
+
+def plus_one(x: float, more: float = 1.0) -> float:
+    return x + more + 1.0
+
+
+def plus_two(x: float, more: float = 1.0) -> float:
+    return x + more + 2.0
+
+
+def plus_more(x: float, more: float = 2.0) -> float:
+    return x + more + 1.0
+
+
+for _function in (plus_two, plus_more):  # edits of one function
+    _function.__qualname__ = plus_one.__qualname__
 
 
 def test_weights_have_no_part_in_it() -> None:
@@ -67,6 +84,9 @@ CHANGES: list[Callable[[ToyStep], object]] = [
     lambda module: setattr(module, "options", Slots(4)),
     lambda module: setattr(module, "function", scaled(2)),
     lambda module: setattr(module, "function", scaled(3)),
+    lambda module: setattr(module, "function", plus_one),
+    lambda module: setattr(module, "function", plus_two),
+    lambda module: setattr(module, "function", plus_more),
     lambda module: setattr(module, "function", torch.relu),
     lambda module: setattr(module, "function", torch.tanh),
     lambda module: setattr(module, "array", np.zeros(3)),
@@ -113,22 +133,52 @@ def test_it_is_the_same_text_for_the_same_module(change: Callable[[ToyStep], obj
     assert of_module(first) == of_module(second)
 
 
+def halved(x: Tensor) -> Tensor:
+    return x / 2
+
+
+class Halving(nn.Module):
+    """Calls a function that no attribute holds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return halved(x) + torch.tensor([1.0, 2.0])
+
+
+def test_what_a_step_of_others_calls_is_in_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program() -> str:
+        return of_program(torch.export.export(Halving(), (torch.ones(2),)))
+
+    assert is_foreign(nn.Sequential(Halving())) and not is_foreign(nn.Sequential(nn.Linear(2, 2)))
+    first = program()
+    assert first == program()
+    monkeypatch.setattr(torch, "tensor", lambda values: torch.as_tensor([1.0, 3.0]))
+    assert program() != first
+    monkeypatch.undo()
+    monkeypatch.setattr(sys.modules[__name__], "halved", lambda x: x / 3)
+    assert program() != first
+
+
 def test_it_is_the_same_in_another_process() -> None:
     code = (
         "import functools, torch\n"
-        "from rltransformers.export.fingerprint import digest, of_machine, of_module\n"
-        "from tests.export.steps import toy\n"
+        "from rltransformers.export.fingerprint import digest, of_machine, of_module, of_program\n"
+        "from rltransformers.export.step import in_place_program\n"
+        "from tests.export.steps import SHARED, toy, toy_inputs, toy_state\n"
         "from tests.export.test_fingerprint import Kind, Options, scaled\n"
         "module = toy(2)\n"
         "module.parts = [Kind.A, Options(3), scaled(2), torch.tanh, {'b', 'a', 'c'}]\n"
         "module.function = functools.partial(torch.add, alpha=2)\n"
         "print(digest(of_module(module), of_machine()))\n"
+        "inputs = toy_inputs(3, torch.Generator())\n"
+        "print(digest(of_program(in_place_program(toy(1), inputs, toy_state(3), shared=SHARED))))\n"
     )
     module = toy(2)
     vars(module)["parts"] = [Kind.A, Options(3), scaled(2), torch.tanh, {"b", "a", "c"}]
     vars(module)["function"] = functools.partial(torch.add, alpha=2)
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert other.stdout == f"{digest(of_module(module), of_machine())}\n", other.stderr
+    program = in_place_program(toy(1), toy_inputs(3, torch.Generator()), toy_state(3), shared=SHARED)
+    ours = [digest(of_module(module), of_machine()), digest(of_program(program))]
+    assert other.stdout.split() == ours, other.stderr
 
 
 def test_texts_cut_elsewhere_have_another_digest() -> None:
