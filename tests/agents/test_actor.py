@@ -337,7 +337,8 @@ def test_wrong_use_names_the_way_out() -> None:
         refused = model.actor([1.0, 2.0, 3.0])
         refused.reset()
         refused(np.zeros((2, 4)))
-    for wrong in (torch.Generator(), np.random.RandomState(0), 5, [5]):
+    strangers: tuple[Any, ...] = (torch.Generator(), np.random.RandomState(0), 5, [5])
+    for wrong in strangers:
         sampling = model.actor(1.0, deterministic=False)
         sampling.reset()
         with pytest.raises(ConfigError, match=r"pass numpy\.random\.default_rng\(seed\)"):
