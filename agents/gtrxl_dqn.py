@@ -203,7 +203,7 @@ class GTrXLDQN(OffPolicyMemoryAgent):
             policy.add_deep_losses(now, window, partial(step_losses, targets=targets, steps=part), targets.shape[1])
             rows = sharing.gather({"q": now.q, "targets": targets, **vars(part)}, takers)
             q, targets, steps = rows.pop("q"), rows.pop("targets"), Steps(**rows)
-            loss = add_auxiliary(dqn_loss(q, targets, steps), now, part.counts, steps.counts, sharing)
+            loss = add_auxiliary(dqn_loss(q, targets, steps), now, part.counts.numel(), sharing)
             losses.append(loss)
             norm = descend(policy, loss.total, policy.learned, self.max_grad_norm, self._n_updates, sharing)
             norms.append(float(norm))

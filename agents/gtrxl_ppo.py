@@ -215,7 +215,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
                 update.follow_returns(policy, batch)
                 now = update.evaluate(self._evaluate, minibatch, sharing)
                 loss = ppo_loss(now, batch, replace(weights, vf_coef=self.vf_coef * float(policy.value_units)))
-                losses.append(update.add_auxiliary(loss, now, minibatch.segment.counts, batch.counts, sharing))
+                losses.append(update.add_auxiliary(loss, now, minibatch.segment.counts.numel(), sharing))
                 stops = self.target_kl is not None and float(loss.approx_kl) > 1.5 * self.target_kl
                 if stops:
                     break

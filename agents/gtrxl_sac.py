@@ -223,7 +223,7 @@ class GTrXLSAC(OffPolicyMemoryAgent):
             errors = partial(policy.critic_errors, boxes=boxes, index=index, targets=targets)
             policy.add_deep_losses(critic, trunk, window, errors, self.segment_length)
             rows = sharing.gather({"q": q, "targets": targets, "counts": counts}, takers)
-            loss = add_auxiliary(critic_loss(**rows), critic, counts, rows["counts"], sharing)
+            loss = add_auxiliary(critic_loss(**rows), critic, counts.numel(), sharing)
             critic_norm = descend(policy, loss.total, critic_parameters, bound, self._n_updates, sharing)
 
             # The actor prefers what the critics now value; they read the features from before their step.
@@ -238,7 +238,7 @@ class GTrXLSAC(OffPolicyMemoryAgent):
             tensors = {"values": values, "entropy": entropy, "aims": self._aims(drawn.log_probs), "counts": counts}
             rows = sharing.gather(tensors, takers)
             gain = actor_loss(rows["values"], rows["entropy"], rows["counts"])
-            gain = add_auxiliary(gain, actor, counts, rows["counts"], sharing)
+            gain = add_auxiliary(gain, actor, counts.numel(), sharing)
             actor_norm = descend(policy, gain.total, actor_parameters, bound, self._n_updates, sharing)
 
             # The temperature grows while the policy is more certain than it should be.

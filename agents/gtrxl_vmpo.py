@@ -200,7 +200,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
                 loss = vmpo_loss(
                     now, batch, divergences, multipliers.temperature, multipliers.penalties, self._bounds()
                 )
-                losses.append(update.add_auxiliary(loss, now, minibatch.segment.counts, batch.counts, sharing))
+                losses.append(update.add_auxiliary(loss, now, minibatch.segment.counts.numel(), sharing))
                 self.multiplier_optimizer.zero_grad()
                 update.descend(
                     policy, losses[-1].total, policy.parameters(), self.max_grad_norm, self._n_updates, sharing

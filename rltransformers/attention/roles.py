@@ -194,7 +194,8 @@ class Objective:
         if isinstance(value, Tensor):
             value = Judged(value[:, None], torch.ones_like(value, dtype=torch.bool)[:, None])
         counts = (value.counts & call.tokens.valid()[:, None]).to(value.loss.dtype)
-        call.probe.loss(self.name, (value.loss * counts).sum() / counts.sum().clamp(min=1))
+        number = counts.sum()
+        call.probe.loss(self.name, (value.loss * counts).sum() / number.clamp(min=1), number)
 
     def of_values(self, values: Float[Tensor, "B G T V"]) -> Float[Tensor, "B T"] | None:
         """From the values that the tokens themselves offer; None where these do not matter."""

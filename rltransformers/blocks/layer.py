@@ -37,21 +37,24 @@ class Sublayer(nn.Module):
         return self.mixer.tables(self.memory.reach - self.mixer.stored)
 
 
-def attention_difference(mixer: Mixer, join: Residual, x: Tensor, compressed: Compressed, call: Call) -> Tensor:
-    """Mean squared difference of what tokens read from raw and from compressed inputs (attention reconstruction).
+def attention_difference(
+    mixer: Mixer, join: Residual, x: Tensor, compressed: Compressed, call: Call
+) -> tuple[Tensor, Tensor]:
+    """Mean squared difference of what tokens read from raw and from compressed inputs, and the number of these tokens.
 
-    Rae et al. 2019 (arXiv 1911.05507, algorithm 2): content only; queries, weights and norms are constants, so that
-    only the compression learns from it.
+    Attention reconstruction, Rae et al. 2019 (arXiv 1911.05507, algorithm 2): content only; queries, weights and norms
+    are constants, so that only the compression learns from it.
     """
     assert isinstance(mixer, Attention)
     rate, exists = compressed.blocks.shape[2], compressed.exists
     if not exists.any():
-        return x.new_zeros(())
+        return x.new_zeros(()), x.new_zeros(())
     h, raw = join.prepare_frozen(x.detach()), join.prepare_frozen(compressed.blocks.flatten(1, 2))
     old = read_frozen(mixer, h, raw, exists.repeat_interleave(rate, 1))
     new = read_frozen(mixer, h, join.prepare_frozen(compressed.vectors), exists)
     weight = (call.tokens.valid() & exists.any(1, keepdim=True)).to(x.dtype)
-    return ((old - new).square().mean(-1) * weight).sum() / weight.sum().clamp(min=1)
+    number = weight.sum()
+    return ((old - new).square().mean(-1) * weight).sum() / number.clamp(min=1), number
 
 
 class Layer(nn.Module):
@@ -130,8 +133,8 @@ class Layer(nn.Module):
                 query, keys = mixer.placed_queries(query, call.tokens.p), mixer.placed_keys(keys, call.tokens.p)
             seen = memory(x, keys, state, call, self.keys_of)
             if call.probe.listens and seen.compressed is not None:
-                difference = attention_difference(mixer, self.join_mixing, x, seen.compressed, call)
-                call.probe.loss("compression", difference)
+                difference, number = attention_difference(mixer, self.join_mixing, x, seen.compressed, call)
+                call.probe.loss("compression", difference, number)
             own = {name: state[name] for name in self.mixing.shapes}
             mixed = check_mixed(mixer(h, query, seen.past, own, call, below), mixer, self.mixing.shapes)
             after = seen.state | mixed.state

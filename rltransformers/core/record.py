@@ -1,8 +1,16 @@
 """Record of one call of the backbone besides its output."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
+
+
+class Means(NamedTuple):
+    """One or more means that add up to a loss; ``numbers``: of how many entries each is, None for all tokens."""
+
+    values: Tensor
+    numbers: Tensor | None
 
 
 @dataclass
@@ -20,6 +28,7 @@ class Record:
         lookback: attention mass by distance, [H, L] per layer, averaged over valid tokens.
         attention: the same of every token, [B, T, H, L] per layer, where a dictionary is given to collect it and
             ``weights`` is True. Of a call that is cut into blocks [B n, block, H, L], as ``windows.fold`` does.
+        means: what each loss is the sum of, for processes that evaluate parts of one batch.
     """
 
     weights: bool = False
@@ -30,9 +39,12 @@ class Record:
     streams: list[Tensor] | None = None
     exits: Tensor | None = None
     random_exits: Tensor | None = None
+    means: dict[str, list[Means]] = field(default_factory=dict)
 
-    def add_loss(self, name: str, value: Tensor) -> None:
-        """Sum of the contributions of all layers."""
+    def add_loss(self, name: str, value: Tensor, number: Tensor | None = None) -> None:
+        """Add one or more means, each of so many entries (None: of all tokens), which sum up over the layers."""
+        self.means.setdefault(name, []).append(Means(value, number))
+        value = value.sum()
         self.losses[name] = self.losses[name] + value if name in self.losses else value
 
 
@@ -58,10 +70,10 @@ class Probe:
         """A probe of this place whose record is thrown away."""
         return self if self.record is None else Probe(Record(weights=self.record.weights), self.place)
 
-    def loss(self, name: str, value: Tensor) -> None:
-        """Add to an auxiliary loss of the whole network."""
+    def loss(self, name: str, value: Tensor, number: Tensor | None = None) -> None:
+        """Add a mean over ``number`` entries, by default over all tokens, to an auxiliary loss of the whole network."""
         if self.record is not None:
-            self.record.add_loss(name, value)
+            self.record.add_loss(name, value, number)
 
     def metric(self, name: str, value: Tensor) -> None:
         """Report a scalar."""

@@ -86,10 +86,6 @@ class Sharing:
     def count(self, number: int) -> int:
         return int(self.sum(torch.tensor(number)))
 
-    def share(self, part: Tensor, whole: Tensor) -> Tensor | float:
-        """The share of the True entries of ``whole`` that this process has in its ``part``."""
-        return 1.0 if self.is_single else part.sum() / whole.sum().clamp(min=1)
-
     def mean(self, values: Tensor, valid: Tensor) -> Tensor:
         """The mean of all valid entries of all processes; 0 when nothing is valid. Gradient as for ``sum``."""
         part = torch.where(valid, values, torch.zeros_like(values)).sum()
@@ -97,6 +93,11 @@ class Sharing:
             return part / valid.sum().clamp(min=1)
         both = self.sum(torch.stack([part, valid.sum().to(part.dtype)]))
         return both[0] / both[1].clamp(min=1)
+
+    def mean_of_means(self, means: Tensor, numbers: Tensor) -> Tensor:
+        """Means over the entries of all processes, from those over the own ones, of which there are ``numbers``."""
+        shares = numbers / self.sum(numbers).clamp(min=1)
+        return self.sum(means * shares.to(means.dtype))
 
     def max(self, *numbers: float) -> list[float]:
         """Of every number the largest of all processes."""

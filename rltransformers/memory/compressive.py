@@ -98,7 +98,8 @@ class CompressiveMemory(RowMemory):
         made = Compressed(blocks, compressed, number >= 0) if self.encode is not None else None
         if made is not None and self.decode is not None:
             if call.probe.listens:
-                call.probe.loss("compression", reconstruction(self.decode(compressed), made))
+                error = reconstruction(self.decode(compressed), made)
+                call.probe.loss("compression", error, made.exists.sum())
             made = None
         old = self.newest(tokens.before)
         old_end = memory - 1 - (tokens.before[:, None] - (old + 1) * self.rate + 1)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.ranges import strict
+from rltransformers.core.record import Means
 from rltransformers.core.spaces import Space
 from rltransformers.data.rollout import Segment
 from rltransformers.functional.modules import add_optional
@@ -179,6 +180,7 @@ class GTrXLPolicy(MemoryPolicy):
         results: list[Evaluation] = []
         auxiliary: Tensor | None = None
         losses: dict[str, Tensor] = {}
+        means: dict[str, list[Means]] = {}
         for begin in range(0, steps, window):
             part = slice(begin, min(begin + window, steps))
             result = self.evaluate(inputs if window >= steps else inputs.part(part), state, record)
@@ -190,6 +192,8 @@ class GTrXLPolicy(MemoryPolicy):
             if result.auxiliary_loss is not None:
                 auxiliary = add_optional(auxiliary, share * result.auxiliary_loss)
             losses = {name: losses.get(name, 0.0) + share * value for name, value in result.losses.items()}
+            for name, parts in result.means.items():
+                means.setdefault(name, []).extend(each._replace(values=share * each.values) for each in parts)
         outputs = torch.cat([each.outputs for each in results], 1)
         return SegmentEvaluation(
             outputs=outputs,
@@ -199,6 +203,8 @@ class GTrXLPolicy(MemoryPolicy):
             log_barrier=head.log_barrier(outputs),
             auxiliary_loss=auxiliary,
             losses=losses,
+            means=means,
+            weights=results[0].weights,
         )
 
     def _add_deep_losses(self, result: Evaluation, segment: Segment, part: slice) -> None:

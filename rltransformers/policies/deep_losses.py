@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from rltransformers.backbone import Backbone, Record
 from rltransformers.backbone.losses import DeepOptions, ExitOptions
+from rltransformers.core.record import Means
 from rltransformers.functional.modules import masked_means
 
 
@@ -52,9 +53,10 @@ def tell_deep_losses(backbone: Backbone, record: Record, targets: Targets, progr
         if isinstance(choice.options, ExitOptions):
             losses = torch.stack([targets.now(stream) for stream in streams])
             mixed = None if record.random_exits is None else targets.now(record.random_exits)
-            record.add_loss(choice.name, exits_loss(losses, record.exits, targets, choice.options, mixed))
+            loss = exits_loss(losses, record.exits, targets, choice.options, mixed)
+            record.add_loss(choice.name, loss, targets.counts.sum())
         elif isinstance(choice.options, DeepOptions):
-            record.add_loss(choice.name, deep_loss(streams, targets, choice.options, progress))
+            record.add_loss(choice.name, *deep_losses(streams, targets, choice.options, progress))
 
 
 def exits_loss(
@@ -104,9 +106,9 @@ def oracle(losses: Float[Tensor, "N B T"], targets: Targets, penalty: float, smo
     return (losses + penalty * number[:, None, None]).argmin(0)
 
 
-def deep_loss(
+def deep_losses(
     streams: list[Float[Tensor, "B T D"]], targets: Targets, options: DeepOptions, progress: float
-) -> Float[Tensor, ""]:
+) -> Means:
     """Losses of inner layers as long as they count, plus a share of those of all about the step after.
 
     Al-Rfou et al. 2018 (arXiv 1808.04444, section 2): what layer l of n loses counts until l / 2n of the training.
@@ -114,12 +116,14 @@ def deep_loss(
     layers = len(streams)
     counted = streams[min(ended(layers, progress), layers - 1) :]
     found = [masked_means(targets.now(stream), targets.counts) for stream in counted[:-1]]
+    numbers = [targets.counts.sum()] * len(found)
     if options.future > 0 and targets.later is not None:
         next_first = torch.cat([targets.first[:, 1:], torch.ones_like(targets.first[:, :1])], 1)
         follows = torch.cat([targets.counts[:, 1:], torch.zeros_like(targets.counts[:, :1])], 1)
         counts = targets.counts & follows & ~next_first
         found += [options.future * masked_means(targets.later(stream), counts) for stream in counted]
-    return torch.stack(found).sum() if found else streams[0].new_zeros(())
+        numbers += [counts.sum()] * len(counted)
+    return Means(torch.stack(found), torch.stack(numbers)) if found else Means(streams[0].new_zeros(()), None)
 
 
 def ended(layers: int, progress: float) -> int:

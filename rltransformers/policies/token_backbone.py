@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.record import Means
 from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.functional.call import EVERY
 from rltransformers.functional.modules import add_optional
@@ -110,11 +111,13 @@ def hidden_layer(width: int, head_width: int) -> tuple[nn.Module, int]:
 
 @dataclass(kw_only=True)
 class BaseEvaluation:
-    """What backbones told in an evaluation: ``auxiliary_loss`` is the weighted sum of ``losses``."""
+    """What backbones told in an evaluation: ``auxiliary_loss`` is the sum of ``losses`` with these ``weights``."""
 
     record: Record | None = None
     auxiliary_loss: Tensor | None = None
     losses: dict[str, Tensor] = field(default_factory=dict)  # named as in the config, those of a critic with "value_"
+    means: dict[str, list[Means]] = field(default_factory=dict)  # what each of ``losses`` is the sum of
+    weights: dict[str, float] = field(default_factory=dict)
 
     def add_losses(self, backbone: Backbone, record: Record, of_critic: bool = False) -> None:
         """Add the auxiliary losses in a record of the backbone."""
@@ -122,4 +125,7 @@ class BaseEvaluation:
         weighted = [weights[name] * loss for name, loss in record.losses.items() if name in weights]
         if weighted:
             self.auxiliary_loss = add_optional(self.auxiliary_loss, torch.stack(weighted).sum())
-        self.losses |= {f"{prefix}{name}": loss for name, loss in record.losses.items()}
+        for name, loss in record.losses.items():
+            self.losses[f"{prefix}{name}"], self.means[f"{prefix}{name}"] = loss, record.means[name]
+            if name in weights:
+                self.weights[f"{prefix}{name}"] = weights[name]

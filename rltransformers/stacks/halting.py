@@ -88,6 +88,6 @@ class AdaptiveTime(Plain):
             x = torch.where(frozen[..., None], x, mixed.out)
         if call.probe.listens:
             valid = call.tokens.valid()
-            call.probe.loss("ponder", masked_mean(halting.ponder(), valid))
+            call.probe.loss("ponder", masked_mean(halting.ponder(), valid), valid.sum())
             call.probe.at("halting").metric("steps", masked_mean(halting.steps.detach(), valid))
         return chosen(total, call.wanted), after

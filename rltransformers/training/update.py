@@ -30,6 +30,7 @@ from rltransformers.policies.popart import PopArt
 from rltransformers.policies.q_network import QEvaluation
 from rltransformers.policies.sac_policy import TrunkEvaluation
 from rltransformers.policies.steps import announce
+from rltransformers.training.auxiliary import losses_of_all
 from rltransformers.training.online.carry import MemoryRefresh, segment_of, segment_tensors
 
 LossT = TypeVar("LossT", PPOLoss, VMPOLoss, DQNLoss, SACActorLoss, SACCriticLoss)
@@ -96,18 +97,20 @@ def evaluate(
 
 
 def add_auxiliary(
-    loss: LossT, now: SegmentEvaluation | QEvaluation | TrunkEvaluation, part: Tensor, counts: Tensor, sharing: Sharing
+    loss: LossT, now: SegmentEvaluation | QEvaluation | TrunkEvaluation, tokens: int, sharing: Sharing
 ) -> LossT:
-    """Add the auxiliary losses of the network, which are in its evaluation ``now``, to the loss of an algorithm.
+    """Add the auxiliary losses of the network to the loss of an algorithm, of all processes.
 
-    They are means over steps. Those of each process are weighted by the number of steps that count: ``part`` [B, T] are
-    its own, ``counts`` [B, T] those of all.
+    Args:
+        now: the evaluation that they are in, of so many ``tokens``.
     """
     if now.auxiliary_loss is None:
         return loss
-    weight = sharing.share(part, counts)
-    auxiliary = {name: sharing.sum(weight * value.detach()) for name, value in now.losses.items()}
-    return replace(loss, total=loss.total + sharing.sum(weight * now.auxiliary_loss), auxiliary=auxiliary)
+    losses, total = now.losses, now.auxiliary_loss
+    if not sharing.is_single:
+        losses = losses_of_all(now.means, tokens, sharing)
+        total = torch.stack([weight * losses[name] for name, weight in now.weights.items()]).sum()
+    return replace(loss, total=loss.total + total, auxiliary={name: each.detach() for name, each in losses.items()})
 
 
 def descend(

@@ -50,6 +50,15 @@ class Stroll(Walk):
         return super().step([float(action) - 6.0])
 
 
+class Ramble(Stroll):
+    """A ``Stroll`` whose episodes have random lengths."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        result = super().reset(seed=seed)
+        self.lengths = (int(self.np_random.integers(2, 8)),)
+        return result
+
+
 class Steady(gym.Env[Any, Any]):
     """Reward 1 for ever and one constant observation: with discount g every state is worth 1 / (1 - g).
 

@@ -20,7 +20,7 @@ from rltransformers.blocks.leaving import NEVER, geometric, threshold_at
 from rltransformers.core.errors import ConfigError
 from rltransformers.data import Trajectories
 from rltransformers.laws import perturbed
-from rltransformers.policies.deep_losses import Targets, deep_loss, ended, exits_loss, oracle, shifted
+from rltransformers.policies.deep_losses import Targets, deep_losses, ended, exits_loss, oracle, shifted
 from rltransformers.stacks.exits import draw
 from rltransformers.training.online.vec_envs import as_vec_env
 
@@ -111,10 +111,10 @@ def test_losses_of_inner_layers_end_one_after_the_other_and_the_next_step_is_of_
     # The step after 0 is 1 and that after 1 another episode's; 3 does not count, and 4 is the last.
     now = [float(stream[0, [0, 1, 2, 4], 0].mean()) for stream in streams]
     later = [0.5 * float(stream[0, 0, 1]) for stream in streams]
-    assert float(deep_loss(streams, targets, both, 0.0)) == pytest.approx(sum(now[:2]) + sum(later))
-    assert float(deep_loss(streams, targets, both, 0.2)) == pytest.approx(now[1] + sum(later[1:]))
-    assert float(deep_loss(streams, targets, both, 1.0)) == pytest.approx(later[2])
-    assert float(deep_loss(streams, targets, DeepOptions(future=0.0), 1.0)) == 0.0
+    assert float(deep_losses(streams, targets, both, 0.0).values.sum()) == pytest.approx(sum(now[:2]) + sum(later))
+    assert float(deep_losses(streams, targets, both, 0.2).values.sum()) == pytest.approx(now[1] + sum(later[1:]))
+    assert float(deep_losses(streams, targets, both, 1.0).values.sum()) == pytest.approx(later[2])
+    assert float(deep_losses(streams, targets, DeepOptions(future=0.0), 1.0).values.sum()) == 0.0
     assert shifted({"": torch.arange(5)[None]})[""].tolist() == [[1, 2, 3, 4, 4]]
 
 

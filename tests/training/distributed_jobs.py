@@ -14,7 +14,7 @@ from rltransformers.envs import make_vec_env
 from rltransformers.envs.vector import SerialVecEnv
 from rltransformers.training.online.online_agent import OnlineAgent
 from tests.agents.test_decision_transformer import Losses, make, record
-from tests.agents.tiny_envs import Stroll, Walk
+from tests.agents.tiny_envs import Ramble, Stroll, Walk
 
 BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 2, "heads": 2, "memory": 5}
 AGENTS: dict[str, type[OnlineAgent]] = {"ppo": GTrXLPPO, "vmpo": GTrXLVMPO, "dqn": GTrXLDQN, "sac": GTrXLSAC}
@@ -42,7 +42,7 @@ def environments(task: str, num_envs: int, normalize: bool) -> VecEnv:
         name, options = tasks[task]
         env = make_vec_env(f"rltransformers/{name}-v0", share, env_kwargs=options)
     else:
-        kinds: dict[str, Any] = {"walk": Walk, "stroll": Stroll, "narrow": partial(Walk, bound=1.0)}
+        kinds: dict[str, Any] = {"walk": Walk, "stroll": Stroll, "ramble": Ramble, "narrow": partial(Walk, bound=1.0)}
         made = kinds[task]
         env = VecMonitor(SerialVecEnv([lambda: made(truncates=True)] * share))
     return VecNormalize(env) if normalize else env
@@ -152,18 +152,20 @@ def flat(model: Any) -> np.ndarray:
     return torch.cat([each.double().flatten() for each in model.policy.state_dict().values()]).numpy()
 
 
-def offline(updates: int, ends_in: int | None = None, **settings: Any) -> dict[str, Any]:
+def offline(
+    updates: int, ends_in: int | None = None, losses: dict[str, Any] | None = None, **settings: Any
+) -> dict[str, Any]:
     """Train a Decision Transformer on a few recorded episodes, in double precision.
 
     So many updates, unless the callback of process ``ends_in`` ends it.
     """
-    backbone = {"width": 16, "layers": 2, "heads": 2, "dropout": 0.0}
+    backbone = {"width": 16, "layers": 2, "heads": 2, "dropout": 0.0, "losses": losses or {}}
     model = make(record(), learning_rate=1e-2, policy_kwargs={"backbone": backbone}, **settings)
     double(model)
     start = flat(model)
-    losses = Losses() if ends_in is None else Ends(ends_in)
-    model.learn(updates, losses, log_interval=2)
-    found = {"start": start, "weights": flat(model), "losses": np.array(losses.values)}
+    seen = Losses() if ends_in is None else Ends(ends_in)
+    model.learn(updates, seen, log_interval=2)
+    found = {"start": start, "weights": flat(model), "losses": np.array(seen.values)}
     moments = model._optimizer.state_dict()["state"].values()
     found["moments"] = np.concatenate([each["exp_avg"].numpy().ravel() for each in moments])
     if model._critic is not None:

@@ -25,6 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
         "return_head": "expectile", "critic": "qcs", "critic_kwargs": {"width": 16, "alignment": 0.5, "weight": 2.0}
     },
     "advantages": {"mode": "advantage", "advantage_kwargs": {"updates": 2}},
+    "auxiliary losses": {"losses": {"al_rfou": 1.0, "pattern": 1.0, "disagreement": 1.0}, "batch_size": 7},
     "entropy of a Box": {"action_head": "gaussian", "critic": "qt", "critic_kwargs": {"width": 16}},
 }  # fmt: skip
 

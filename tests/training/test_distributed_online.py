@@ -85,6 +85,30 @@ CASES: dict[str, dict[str, Any]] = {
         ),
     ),
 }  # fmt: skip
+# Episodes of unequal length, which a limit cuts: of every mean each process has another share.
+REPLAY: dict[str, Any] = dict(
+    task="ramble", num_envs=4, updates=9, learning_starts=20, train_freq=3, segment_length=4, batch_size=5,
+    gradient_steps=2, learning_rate=1e-3, policy=dict(optimizer_kwargs=dict(eps=1e-3)),
+)  # fmt: skip
+ROLLOUTS: dict[str, Any] = dict(
+    task="ramble", num_envs=6, updates=2, n_steps=9, batch_size=27, gradient_window=5, n_epochs=2, learning_rate=1e-3,
+    policy=REPLAY["policy"],
+)  # fmt: skip
+CRITICS: dict[str, Any] = REPLAY | dict(policy=REPLAY["policy"] | dict(head_width=16))
+SEVERAL = dict(losses=dict(al_rfou=1.0, pattern=1.0, disagreement=1.0))
+NOW = dict(losses=dict(al_rfou=dict(weight=1.0, future=0.0), pattern=1.0, disagreement=1.0))
+EXITS = dict(losses=dict(exits=1.0), depth="depth_adaptive")
+PONDER = dict(losses=dict(ponder=0.1), depth="universal_act")
+COMPRESSION = dict(losses=dict(compression=1.0), memory_kind=dict(name="compressive", slots=3, rate=2))
+CASES |= {
+    "ppo, several auxiliary losses": dict(agent="ppo", backbone=SEVERAL, **ROLLOUTS),
+    "ppo, compression": dict(agent="ppo", backbone=COMPRESSION, **ROLLOUTS),
+    "vmpo, several auxiliary losses": dict(agent="vmpo", backbone=SEVERAL, **ROLLOUTS),
+    "dqn, several auxiliary losses": dict(agent="dqn", backbone=SEVERAL, **REPLAY),
+    "dqn, ponder": dict(agent="dqn", backbone=PONDER, **REPLAY),
+    "sac, several auxiliary losses": dict(agent="sac", backbone=NOW, **CRITICS),
+    "sac, exits": dict(agent="sac", backbone=EXITS, **CRITICS),
+}
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

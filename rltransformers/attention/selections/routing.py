@@ -94,7 +94,8 @@ class Routing(OnlineMeans, Chooser):
         if call.probe.listens:
             heads = torch.arange(q.shape[1], device=q.device)[:, None]
             error = (x - self.centroids[heads, clusters]).square().sum(-1)
-            call.probe.loss("commitment", (error * valid).sum() / (valid.sum() * q.shape[1]).clamp(min=1))
+            number = valid.sum() * q.shape[1]
+            call.probe.loss("commitment", (error * valid).sum() / number.clamp(min=1), number)
 
     def maintain(self) -> None:
         """Move every centroid with members towards the mean of its queries and keys since the last call."""

@@ -51,8 +51,9 @@ class Span(Part):
         return weights / (weights.sum(-1, keepdim=True) + 1e-8)
 
     def tell(self, h: Tensor, call: Call) -> None:
-        mean = self.mean(h, call.tokens.valid())
-        call.probe.loss("span", mean)
+        valid = call.tokens.valid()
+        mean = self.mean(h, valid)
+        call.probe.loss("span", mean, valid.sum())
         call.probe.metric("span", mean.detach())
 
 

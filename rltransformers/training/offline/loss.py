@@ -22,6 +22,7 @@ from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.critics import with_scale
 from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.deep_losses import Targets, shifted, tell_deep_losses
+from rltransformers.training.auxiliary import losses_of_all
 from rltransformers.training.offline.data import DataSummary
 from rltransformers.training.offline.settings import CriticName, CriticOptions
 
@@ -232,9 +233,7 @@ def decision_loss(
         loss, metrics = loss + term, metrics | of_critic
     if record.streams:
         tell_deep_losses(policy.backbone, record, deep_targets(policy, batch, recorded, noise), progress)
-    # Means over steps, most of them: each part counts as many of the valid steps as it holds.
-    share = 1.0 if sharing.is_single else batch.valid.sum() / sharing.sum(batch.valid.sum())
-    losses = {name: sharing.sum(share * value) for name, value in record.losses.items()}
+    losses = record.losses if sharing.is_single else losses_of_all(record.means, batch.valid.sum(), sharing)
     for name, weight in policy.backbone.aux_weights.items():
         loss = loss + weight * losses[name]
     return loss, metrics | {f"train/{name}_loss": value.detach() for name, value in losses.items()}
