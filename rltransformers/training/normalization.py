@@ -39,7 +39,14 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-class SharedMeanStd(RunningMeanStd):
+class TrainedMeanStd(RunningMeanStd):
+    """Running mean and variance that know how a training collects them; a copy or a pickle is a plain one."""
+
+    def __reduce__(self) -> Any:
+        return RunningMeanStd, (), {name: getattr(self, name) for name in ("mean", "var", "count")}
+
+
+class SharedMeanStd(TrainedMeanStd):
     """Running mean and variance of what all processes see, where ``VecNormalize`` has those of its own environments."""
 
     def __init__(self, own: RunningMeanStd) -> None:

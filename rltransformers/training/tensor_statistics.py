@@ -16,7 +16,14 @@ from torch.utils import _pytree as pytree
 
 from rltransformers.core.values import to_tensor
 from rltransformers.envs.tensors.base import Leaves
-from rltransformers.training.normalization import CLIP, EPSILON, RewardScale, change_statistics, of_observations
+from rltransformers.training.normalization import (
+    CLIP,
+    EPSILON,
+    RewardScale,
+    TrainedMeanStd,
+    change_statistics,
+    of_observations,
+)
 from rltransformers.training.tensor_checks import CheckedTensors
 
 
@@ -32,10 +39,8 @@ def _moment(name: str) -> Any:
     return property(read, write)
 
 
-class TensorMeanStd(RunningMeanStd):
+class TensorMeanStd(TrainedMeanStd):
     """Running mean and variance in float64 on a device; whoever reads ``mean``, ``var`` or ``count`` gets copies.
-
-    A copy or a pickle of it is a plain ``RunningMeanStd``.
 
     Args:
         own: the statistics that they begin with.
@@ -49,9 +54,6 @@ class TensorMeanStd(RunningMeanStd):
             name: torch.as_tensor(value, dtype=torch.float64, device=device)
             for name, value in {"mean": own.mean, "var": own.var, "count": own.count}.items()
         }
-
-    def __reduce__(self) -> Any:
-        return RunningMeanStd, (), {name: getattr(self, name) for name in self._values}
 
     def take(self, rows: Tensor) -> None:
         rows, (mean, var, count) = rows.to(torch.float64), self._values.values()

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize, sync_envs_normalization
 
 from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from rltransformers.core.world import current_sharing
 from rltransformers.envs import make_vec_env
 from rltransformers.envs.vector import SerialVecEnv
+from rltransformers.training.normalization import of_observations, share_statistics
 from rltransformers.training.online.online_agent import OnlineAgent
 from tests.agents.test_decision_transformer import Losses, make, record
 from tests.agents.tiny_envs import Ramble, Stroll, Walk
@@ -70,6 +72,23 @@ def online(
     if save is not None:
         model.save(save)
     return outcome(model) | {"start": start}
+
+
+def evaluation_statistics(steps: list[int]) -> dict[str, Any]:
+    """What an evaluation counts that takes over the statistics of training, and so many ``steps`` of its own."""
+    env, evaluation = environments("cue", 4, True), environments("cue", 2, True)
+    assert isinstance(env, VecNormalize) and isinstance(evaluation, VecNormalize)
+    share_statistics(current_sharing(), env)
+    env.reset()
+    sync_envs_normalization(env, evaluation)
+    kinds = {type(evaluation.obs_rms), type(evaluation.ret_rms)}
+    assert kinds == {RunningMeanStd}, kinds  # before any step, which would wait for the other process
+    evaluation.reset()
+    for _ in range(steps[current_sharing().rank]):
+        evaluation.step(np.zeros(1, int))
+    counts = {name: of_observations(each)[""].count for name, each in (("training", env), ("evaluation", evaluation))}
+    env.reset()  # which both processes still do together
+    return counts | {"later": of_observations(env)[""].count}
 
 
 def resumed(path: str, agent: str, task: str, num_envs: int, steps: int, normalize: bool = False) -> dict[str, Any]:

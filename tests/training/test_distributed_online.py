@@ -10,7 +10,7 @@ import torch
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.world import Sharing
-from tests.training.distributed_jobs import import_late, online, resumed, rows
+from tests.training.distributed_jobs import evaluation_statistics, import_late, online, resumed, rows
 from tests.worlds import Pool, pool
 
 pytestmark = pytest.mark.xdist_group("two processes")
@@ -186,6 +186,14 @@ def test_all_processes_end_with_the_rollout_in_which_the_callback_of_one_ends_tr
     for each in two.run(online, updates=4, ends_in=1, **case):  # in the second rollout
         assert each["steps"] == 2 * 6 * 4
         np.testing.assert_array_equal(each["weights"], first["weights"])
+
+
+def test_evaluations_of_unequal_length_keep_statistics_of_their_own(two: Pool) -> None:
+    """Also those whose ``VecNormalize`` is in training mode, after a callback made its statistics those of training."""
+    for steps, found in zip((3, 0), two.run(evaluation_statistics, steps=[3, 0]), strict=True):
+        assert found["training"] == pytest.approx(4, abs=1e-3)
+        assert found["evaluation"] == pytest.approx(4 + 1 + steps, abs=1e-3)
+        assert found["later"] == pytest.approx(8, abs=1e-3)
 
 
 def test_rows_change_hands_and_keep_their_order(two: Pool) -> None:
