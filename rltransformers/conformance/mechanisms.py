@@ -92,9 +92,10 @@ class Subject:
         for function in functions:
             case = self.case()
             function(case)
-            self.compared(case)
+            self.take(case)
 
-    def compared(self, case: laws.Case) -> None:
+    def take(self, case: laws.Case) -> None:
+        """Keep the largest difference of all comparisons."""
         self.figure = max(self.figure or 0.0, case.difference)
 
 
@@ -108,7 +109,7 @@ def calls(subject: Subject) -> None:
         laws.split_invariance, laws.block_invariance, laws.acting_equals_training, laws.training_equals_evaluation,
         laws.acting_from_keys, laws.outputs_left_out,
     )  # fmt: skip
-    subject.compared(laws.long_streams(subject.config, subject.tolerance))
+    subject.take(laws.long_streams(subject.config, subject.tolerance))
 
 
 def references(subject: Subject) -> None:
@@ -116,7 +117,7 @@ def references(subject: Subject) -> None:
     if subject.reference is None:
         argument = "twin" if subject.spec.axis in TWIN_AXES else "reference"
         raise ExemptError(f"no slow twin was passed, {argument}=...")
-    subject.compared(laws.equals_reference(laws.perturbed(subject.config), subject.reference, subject.tolerance))
+    subject.take(laws.equals_reference(laws.perturbed(subject.config), subject.reference, subject.tolerance))
 
 
 def limits(subject: Subject) -> None:
@@ -125,7 +126,7 @@ def limits(subject: Subject) -> None:
         raise ExemptError("no settings that make it another mechanism were passed, limits=...")
     for limit in subject.limits:
         special, plain = (BackboneConfig(**{**PLAIN, **sized(each)}) for each in (limit.special, limit.plain))
-        subject.compared(laws.becomes_another(special, plain, limit))
+        subject.take(laws.becomes_another(special, plain, limit))
 
 
 def gradients(subject: Subject) -> None:
@@ -153,7 +154,7 @@ def exports(subject: Subject) -> None:
     """Hold L11: compare an exported step with the eager one."""
     if subject.spec.axis == "losses":
         raise ExemptError("a step computes no loss")
-    subject.compared(laws.exported_equals_eager(laws.step_of(subject.config), tolerance=10 * subject.tolerance))
+    subject.take(laws.exported_equals_eager(laws.step_of(subject.config), tolerance=10 * subject.tolerance))
 
 
 def steps(subject: Subject) -> None:

@@ -16,8 +16,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with mends: 3e-4 is a number, 010 ten, 08 eight, 1:30 and 1:30.5 texts as in YAML 1.2; 1e6 is whole; keys
-    stand once."""
+    """YAML, in part as in 1.2: 3e-4 is a number, 010 ten, 1:30 a text. Besides, 1e6 is whole; keys stand once."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         nodes = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]

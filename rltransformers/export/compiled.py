@@ -86,8 +86,8 @@ class CompiledStep:
         self._shapes: dict[torch.Size, list[torch.Size]] = {}
         layouts = [f"{name} {described(examples[name])} {name in shared}" for name in self._names]
         of_inputs, of_state = ({name: examples[name] for name in each} for each in (self._inputs, self._state))
-        traced = functools.cache(lambda: in_place_program(module, of_inputs, of_state, shared=shared))
-        foreign = [of_program(traced())] if is_foreign(module) else []
+        trace = functools.cache(lambda: in_place_program(module, of_inputs, of_state, shared=shared))
+        foreign = [of_program(trace())] if is_foreign(module) else []
         builder = _BUILDER.read_text(encoding="utf-8")
         name = digest(of_module(module), *foreign, *layouts, plain(self._outputs), of_machine(), builder)
         self.path = cache_folder() / "compiled" / f"{name}.pt2"
@@ -95,7 +95,7 @@ class CompiledStep:
         def make(path: Path) -> None:
             notify(f"compiling the acting step with {compiler()}, about 30 s, once; kept in {self.path.parent}")
             start = time.monotonic()
-            _compile(traced(), path)
+            _compile(trace(), path)
             notify(f"compiled the acting step in {time.monotonic() - start:.0f} s")
 
         try:

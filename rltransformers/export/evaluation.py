@@ -50,10 +50,10 @@ class CompiledEvaluation(LeftBehind):
         if self.failed:
             return self._function(inputs)
         weights = {name: holder[own] for name, (holder, own) in self._places.items() if holder[own] is not None}
-        learned = {name: each.requires_grad and torch.is_grad_enabled() for name, each in weights.items()}
+        learns = {name: each.requires_grad and torch.is_grad_enabled() for name, each in weights.items()}
         leaves, names = pytree.tree_flatten(inputs)
         kinds = [(each.dtype, each.device, each.shape) if isinstance(each, Tensor) else each for each in leaves]
-        key = names, tuple(kinds), self._module.training, tuple(learned.items()), autocast_types(weights.values())
+        key = names, tuple(kinds), self._module.training, tuple(learns.items()), autocast_types(weights.values())
         if key not in self._programs:
             try:
                 self._programs[key] = self._compile(weights, inputs)

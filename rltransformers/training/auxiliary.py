@@ -14,12 +14,14 @@ def losses_of_all(means: Mapping[str, list[Means]], tokens: int | Tensor, sharin
 
     Every mean counts by its own number of entries: some are not over all tokens. Gradient as for ``Sharing.sum``.
     """
-    losses = {}
-    for name, parts in means.items():
-        values = torch.cat([part.values.flatten() for part in parts])
-        numbers = torch.cat([_numbers(part, tokens).flatten() for part in parts])
-        losses[name] = sharing.mean_of_means(values, numbers).sum()
-    return losses
+    if not means:
+        return {}
+    parts = [part for each in means.values() for part in each]
+    values = torch.cat([part.values.flatten() for part in parts])
+    numbers = torch.cat([_numbers(part, tokens).flatten() for part in parts])
+    sizes = [sum(part.values.numel() for part in each) for each in means.values()]
+    whole = sharing.mean_of_means(values, numbers).split(sizes)  # all losses in one message
+    return {name: each.sum() for name, each in zip(means, whole, strict=True)}
 
 
 def _numbers(part: Means, tokens: int | Tensor) -> Tensor:

@@ -39,14 +39,14 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-class TrainedMeanStd(RunningMeanStd):
-    """Running mean and variance that know how a training collects them; a copy or a pickle is a plain one."""
+class LiveMeanStd(RunningMeanStd):
+    """Running mean and variance that follow a training; a copy or a pickle stays as it is, a ``RunningMeanStd``."""
 
     def __reduce__(self) -> Any:
         return RunningMeanStd, (), {name: getattr(self, name) for name in ("mean", "var", "count")}
 
 
-class SharedMeanStd(TrainedMeanStd):
+class SharedMeanStd(LiveMeanStd):
     """Running mean and variance of what all processes see, where ``VecNormalize`` has those of its own environments."""
 
     def __init__(self, own: RunningMeanStd) -> None:

@@ -19,8 +19,8 @@ from rltransformers.envs.tensors.base import Leaves
 from rltransformers.training.normalization import (
     CLIP,
     EPSILON,
+    LiveMeanStd,
     RewardScale,
-    TrainedMeanStd,
     change_statistics,
     of_observations,
 )
@@ -39,7 +39,7 @@ def _moment(name: str) -> Any:
     return property(read, write)
 
 
-class TensorMeanStd(TrainedMeanStd):
+class TensorMeanStd(LiveMeanStd):
     """Running mean and variance in float64 on a device; whoever reads ``mean``, ``var`` or ``count`` gets copies.
 
     Args:
