@@ -283,8 +283,14 @@ def test_states_of_mixers_leave_names_of_memories_alone(name: str) -> None:
         Backbone({"mixer": "mean", "position": "none"})
 
 
-@pytest.mark.parametrize("prior", ["realformer", "lazyformer", "value_residual", "predictive"])
-def test_what_passes_from_layer_to_layer_needs_two(prior: str) -> None:
+BETWEEN_LAYERS = {
+    "prior": ["realformer", "lazyformer", "value_residual", "predictive"],
+    "depth": ["calm", "depth_adaptive", "universal_act"],
+}
+
+
+@pytest.mark.parametrize(("axis", "name"), [(axis, name) for axis, names in BETWEEN_LAYERS.items() for name in names])
+def test_what_acts_between_layers_needs_two(axis: str, name: str) -> None:
     with pytest.raises(ConfigError, match="has no effect in a single layer"):
-        Backbone({"prior": prior, "layers": 1})
-    Backbone({"prior": prior, "layers": 2})
+        Backbone({axis: name, "layers": 1})
+    Backbone({axis: name, "layers": 2})

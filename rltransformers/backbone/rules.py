@@ -50,11 +50,16 @@ def check_effects(config: BackboneConfig) -> None:
                 f"{name} lists {len(written)} choices for layers to take in turn, but layers is {config.layers}; "
                 f"set layers to at least {len(written)} or shorten {name}"
             )
-    if config.layers == 1 and {Feature.CARRY, Feature.FIRST_VALUES} & {*config.choices.prior.spec.offers}:
-        raise ConfigError(
-            f"{title(config.choices.prior)} has no effect in a single layer: it hands on what a layer below found; "
-            f"set layers to at least 2, or {without(config.choices.prior)}"
-        )
+    between = (
+        (config.choices.prior, "hands on what a layer below found", {Feature.CARRY, Feature.FIRST_VALUES}),
+        (config.choices.depth, "ends tokens before the last layer", {Feature.HALTING}),
+    )
+    for choice, effect, features in between:
+        if config.layers == 1 and features & {*choice.spec.offers}:
+            raise ConfigError(
+                f"{title(choice)} has no effect in a single layer: it {effect}; "
+                f"set layers to at least 2, or {without(choice)}"
+            )
     ff = config.choices.ff
     if config.ff_width is not None and Feature.MIXER_ALONE in ff.spec.offers:
         raise ConfigError(

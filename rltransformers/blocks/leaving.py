@@ -96,8 +96,6 @@ class Classified(Confident):
 
     def predictions(self, streams: list[Tensor]) -> Tensor:
         """A logit after every layer but the last; the streams do not learn from it."""
-        if len(streams) == 1:
-            return super().predictions(streams)
         return torch.cat([self.classifier(stream.detach()) for stream in streams[:-1]], -1)
 
 
@@ -120,7 +118,7 @@ class Geometric(Leaving):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.predict = nn.Linear(width, max(layers - 1, 1))
+        self.predict = nn.Linear(width, layers - 1)
 
     def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, least: Tensor | None) -> Tensor:
         return self.predict(after)[..., index] > 0
@@ -128,7 +126,7 @@ class Geometric(Leaving):
     def predictions(self, streams: list[Tensor]) -> Tensor:
         """log q(n), q(n) = chi_n prod_(k < n) (1 - chi_k); the last layer takes what is left."""
         logits = [self.predict(stream.detach())[..., n] for n, stream in enumerate(streams[:-1])]
-        return geometric(torch.stack(logits, -1) if logits else super().predictions(streams))
+        return geometric(torch.stack(logits, -1))
 
 
 class Drawn(Leaving):

@@ -310,14 +310,6 @@ def test_a_reversible_half_without_anything_to_learn_hands_the_gradient_on() -> 
     torch.testing.assert_close(x.grad, expected)
 
 
-@pytest.mark.parametrize("depth", [{"name": "calm", "confidence": "classifier"}, "calm", "depth_adaptive"])
-def test_one_layer_has_nothing_to_learn_about_leaving(depth: Any) -> None:
-    backbone = Backbone({"width": 8, "heads": 2, "layers": 1, "memory": 3, "depth": depth, "losses": {"exits": 0.1}})
-    record = Record()
-    backbone(torch.randn(2, 4, 8), record=record)
-    assert all(bool(value.isfinite().all()) for value in record.losses.values())
-
-
 def test_rms_norm_of_rows_without_a_mean_is_layer_norm() -> None:
     x = torch.randn(3, 7, 16)
     rms, layer = (NORMS[name](16) for name in ("rms", "layer"))
