@@ -12,6 +12,7 @@ from rltransformers.attention.softmax import Memorizing
 from rltransformers.backbone.build import build_layers, build_positions
 from rltransformers.backbone.config import BackboneConfig
 from rltransformers.backbone.depth import Depth
+from rltransformers.backbone.inputs import check_inputs, checked_context
 from rltransformers.backbone.losses import ExitOptions
 from rltransformers.backbone.state import State, part_of, prefixed
 from rltransformers.blocks.layer import Layer
@@ -170,9 +171,12 @@ class Backbone(nn.Module):
             ConfigError: an argument is missing, of another shape or type, or of another backbone.
             DataError: an episode is longer than a position table, or a task is none of those there are.
         """
-        self.check_sizes(x, state, reset=reset, valid=valid, timestep=timestep, task=task)
+        weights = next(self.parameters(), x).dtype
+        check_inputs(x, state, self.width, weights, reset=reset, valid=valid, timestep=timestep, task=task)
+        if state is not None:
+            self.check_state(state)
         if self.reads_context or context is not None:
-            context = self.checked_context(x, context).without_padding(valid)
+            context = checked_context(x, context, self.reads_context).without_padding(valid)
         if task is None and self.tasks is not None:
             raise ConfigError(
                 f"the backbone reads which of {self.tasks} tasks an episode is: pass task=... [batch, time], or "
@@ -313,53 +317,6 @@ class Backbone(nn.Module):
             task = None if task is None else torch.where(inside, task, 0)
         return Tokens(p, step, p > index, before, length, task)
 
-    def check_sizes(self, x: Tensor, state: State | None, **beside: Tensor | None) -> None:
-        """Raise ConfigError unless x is [B, T, width], what is ``beside`` it [B, T], and the state for both."""
-        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.width or 0 in x.shape:
-            got = tuple(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}"
-            form = f"[batch, time, width {self.width}] of at least one stream and one token"
-            raise ConfigError(f"the backbone takes a tensor {form}, got {got}")
-        if not x.is_floating_point():
-            raise ConfigError(
-                f"the backbone takes floating-point tensors, got {x.dtype}: pass x.float(), or embed what are classes"
-            )
-        weights = next(self.parameters(), x).dtype
-        if x.dtype != weights and not torch.is_autocast_enabled(x.device.type):
-            raise ConfigError(
-                f"x is of {x.dtype}, the weights are of {weights}: pass x.to({weights}), or convert the backbone to "
-                f"{x.dtype}"
-            )
-        for name, value in beside.items():
-            if value is None:
-                continue
-            if value.shape != x.shape[:2]:
-                raise ConfigError(
-                    f"{name} has shape {tuple(value.shape)}, the tokens have {tuple(x.shape[:2])}: pass one value per "
-                    "stream and token"
-                )
-            is_flag = name in ("reset", "valid")
-            if is_flag and value.dtype != torch.bool:
-                raise ConfigError(f"{name} is of {value.dtype}, expected torch.bool: pass {name}.bool()")
-            if not is_flag and value.dtype not in (torch.int64, torch.int32):
-                raise ConfigError(f"{name} is of {value.dtype}, expected whole numbers: pass {name}.long()")
-        if not isinstance(state, State | None):
-            raise ConfigError(
-                f"state is a {type(state).__name__}; pass what a call returned, State(tensors) of tensors that were "
-                f"saved, or initial_state({len(x)})"
-            )
-        if state is not None:
-            if state.batch_size != len(x):
-                raise ConfigError(
-                    f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"
-                )
-            self.check_state(state)
-            known = weights, x.dtype, torch.bfloat16, torch.float16  # half precision is what autocast leaves
-            for value in state.tensors.values():
-                if value.dtype not in known and value.is_floating_point():
-                    raise ConfigError(
-                        f"state is of {value.dtype}, the weights are of {weights}: pass state.to(dtype={weights})"
-                    )
-
     def check_state(self, state: State) -> None:
         """Raise ConfigError unless the tensors of a state have the names and shapes that this backbone gives them."""
         shapes = {name: value.shape[1:] for name, value in state.tensors.items()}
@@ -370,24 +327,6 @@ class Backbone(nn.Module):
                 f"state is of another backbone: {state.difference(expected)}; pass what this one returned, or "
                 f"initial_state({state.batch_size})"
             )
-
-    def checked_context(self, x: Tensor, context: Context | None) -> Context:
-        """The elements to look at, or ConfigError; called where layers do so or there are any."""
-        if not self.reads_context:
-            raise ConfigError("no layer reads the context that was passed; set topology to 'encoder_decoder'")
-        if context is None:
-            raise ConfigError(
-                "topology 'encoder_decoder' reads the elements of every observation: pass context=Context(rows, exists)"
-                ", in an agent's policy name an encoder (observation={'encoder': ...}), or set topology to 'decoder'"
-            )
-        tokens = len(range(x.shape[1])[context.tokens])
-        expected = (x.shape[0], tokens, context.exists.shape[-1], self.width)
-        if context.rows.shape != expected or context.exists.shape != expected[:-1]:
-            raise ConfigError(
-                f"the context of {tokens} tokens in {len(x)} streams has rows {expected} and says of each whether it "
-                f"exists, got {tuple(context.rows.shape)} and {tuple(context.exists.shape)}"
-            )
-        return context
 
     def check_places(self, p: Int[Tensor, "*n"], timestep: Int[Tensor, "*n"] | None = None) -> None:
         """Raise DataError unless the encodings have these episode positions and steps; looks at data.
