@@ -16,6 +16,7 @@ from rltransformers import __version__
 from rltransformers.agents.load import CHECKPOINT, KINDS, Agent, agent_checkpoint, load_agent, steps_of
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import save_checkpoint
+from rltransformers.core.described import exact
 from rltransformers.core.errors import CheckpointError, ConfigError, MissingExtraError, error_line, one_line, require
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.ranges import strict
@@ -197,7 +198,7 @@ def _card(kind: str, result: EvaluationResult, snippet: str) -> str:
     }
     name = one_line(str(result.env_id)).replace("`", "'")  # as code, so that nothing in it is read as Markdown or HTML
     what = "return" if result.discounted_returns is None else "discounted return"
-    target = "" if result.target_return is None else f", asked for a {what} of {result.target_return:g}"
+    target = "" if result.target_return is None else f", asked for a {what} of {exact(result.target_return)}"
     return f"""---
 {yaml.safe_dump(matter, sort_keys=False)}---
 

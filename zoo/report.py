@@ -387,7 +387,9 @@ def _by_target(task: Task, runs: Runs) -> Iterator[str]:
     yield from table_head([f"{task.score} when asked for", *asked, "target error, RMSE"])
     for variant, rows in runs.items():
         if rows and len(rows[0].results) > 1:
-            cells = [estimate([score_of(row.results, task.score, target) for row in rows]) for target in targets]
+            own = pictures.targets_of({variant: rows})
+            scores = {target: [score_of(row.results, task.score, target) for row in rows] for target in own}
+            cells = [estimate(scores.get(target, [])) for target in targets]
             yield line([variant, *cells, estimate([alignment_of(row) for row in rows])])
 
 

@@ -1,7 +1,8 @@
 """How results reach standard output: tables for people, JSON for programs."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -63,8 +64,16 @@ def cell(value: Any) -> str:
 
 
 def print_json(value: Any) -> None:
-    """For programs."""
-    print(json.dumps(value, indent=1))
+    """For programs; numbers that JSON does not have are null."""
+    print(json.dumps(_of_json(value), indent=1))
+
+
+def _of_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _of_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_of_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def short_warning(

@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from rltransformers.agents import DecisionTransformer, load_agent
 from rltransformers.cli.agents import RunAgent, build_agent, checkpoint_step
 from rltransformers.cli.collect import kwargs_of_one
 from rltransformers.cli.trust import import_modules, not_typed, programs, require_trust
+from rltransformers.core.described import exact
 from rltransformers.core.errors import ConfigError, require
 from rltransformers.core.files import naming
 from rltransformers.core.signals import Stopped, signals_to
@@ -79,7 +81,12 @@ def train(
             if sharing.is_leader:
                 folder.write_config(config.to_dict())
             say(threads)
-            return folder, _run(agent, config, folder, _trackers(agent, config, folder), verbose, evaluated)
+            try:
+                tracked = _trackers(agent, config, folder)
+            except ConfigError:
+                shutil.rmtree(folder.path, ignore_errors=True)
+                raise
+            return folder, _run(agent, config, folder, tracked, verbose, evaluated)
 
 
 def job() -> str | None:
@@ -274,7 +281,7 @@ def evaluate(
         raise ConfigError(f"--plot target draws returns against target returns, and {whose} has none; leave it out")
     videos: dict[int, str] = {}  # names by the number of the episode among all of the evaluation
     if video is not None:
-        for place, target in enumerate([f"target_{each:g}-" for each in evaluation.target_returns] or [""]):
+        for place, target in enumerate([f"target_{exact(each)}-" for each in evaluation.target_returns] or [""]):
             for episode in range(min(arguments.videos or 1, evaluation.episodes)):
                 videos[place * evaluation.episodes + episode] = f"{target}episode-{episode}"
         config = replace(config, environment=_drawing(config, Path(video), videos))
@@ -331,11 +338,18 @@ def read_evaluation(
     return replace(config, environment=environment, evaluation=evaluation), validates
 
 
+def say_of_tensors(environment: EnvironmentConfig) -> None:
+    """Say that what plays alone in place of environments in tensors has episodes of its own."""
+    if environment.processes == "tensors":
+        say(f"episodes of Gymnasium's {environment.id}, which begin otherwise than those of environments in tensors")
+
+
 def _drawing(config: ExperimentConfig, folder: Path, names: Mapping[int, str]) -> EnvironmentConfig:
     """The environment of an evaluation, one copy of it, that records what it plays; tried with one frame."""
     environment = config.evaluation_environment
     if environment.processes == "envpool":
         raise ConfigError("EnvPool's environments cannot be recorded; leave --video out")
+    say_of_tensors(environment)
     kwargs = kwargs_of_one(environment) | {"render_mode": "rgb_array"}
     check_recordable(environment.id, kwargs, list(environment.wrappers))
     with naming(folder):

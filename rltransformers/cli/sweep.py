@@ -40,6 +40,8 @@ def train_variants(
         except ConfigError as error:
             raise ConfigError(f"variant {variant.name}: {error}") from error
     root = Path(variants[0].config.output) / name
+    if (root / "config.yaml").is_file():
+        raise ConfigError(f"{root} is the folder of a run: give the sweep another --name")
     with file_lock(root / ".lock", f"sweep {root}", ConfigError):
         folders: dict[Key, RunFolder] = {}
         orders: dict[Key, Callable[[], Order]] = {}

@@ -42,6 +42,8 @@ def tune(
     optuna = require("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder = Path(base["output"]) / name
+    if (folder / "config.yaml").is_file():
+        raise ConfigError(f"{folder} is the folder of a run: give the study another --name")
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / ".lock", f"study {folder}", ConfigError), _naming_damage(optuna, folder / "study.db"):
         study = _study(optuna, folder, base, space)
@@ -65,9 +67,11 @@ def _naming_damage(optuna: Any, database: Path) -> Iterator[None]:
 
 
 def _study(optuna: Any, folder: Path, base: Mapping[str, Any], space: Mapping[str, Any]) -> Any:
+    from sqlalchemy import URL
     from sqlalchemy.pool import NullPool  # comes with Optuna; closes each connection, where others stay open for ever
 
-    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'study.db'}", engine_kwargs={"poolclass": NullPool})
+    url = URL.create("sqlite", database=str(folder / "study.db")).render_as_string()
+    storage = optuna.storages.RDBStorage(url, engine_kwargs={"poolclass": NullPool})
     study = optuna.create_study(
         study_name="tune",
         storage=storage,

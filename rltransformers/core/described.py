@@ -24,6 +24,12 @@ def number(value: float | None) -> str:
     return "0" if digits == "-0" else digits
 
 
+def exact(value: float) -> str:
+    """ "20", "20.00001": six digits, or as many as it takes to be that number."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(float(value))
+
+
 def spaces_line(observation_space: Any, action_space: Any) -> str:
     """The second line: what is observed and what is done."""
     return f"\n  observations {shown(observation_space)}, actions {shown(action_space)}"

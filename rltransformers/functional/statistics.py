@@ -16,7 +16,8 @@ Statistic = Callable[..., Any]
 def iqm(scores: ArrayLike, axis: int | None = None) -> Any:
     """Interquartile mean: the mean of the middle half of ``scores``; over all of them when ``axis`` is None.
 
-    As in rliable, floor(n / 4) scores are cut at each end, so fewer than four scores give their plain mean.
+    As in rliable, floor(n / 4) scores are cut at each end, so fewer than four scores give their plain mean. NaN, which
+    is neither high nor low, makes the mean NaN.
     """
     # As scipy.stats.trim_mean, whose import takes a second of every run that is evaluated.
     values = np.asarray(scores, dtype=np.float64)
@@ -25,7 +26,8 @@ def iqm(scores: ArrayLike, axis: int | None = None) -> Any:
         return np.nan
     cut = values.shape[-1] // 4
     end = values.shape[-1] - cut
-    return np.mean(np.partition(values, (cut, end - 1), axis=-1)[..., cut:end], axis=-1)
+    means = np.mean(np.partition(values, (cut, end - 1), axis=-1)[..., cut:end], axis=-1)
+    return np.where(np.isnan(values).any(-1), np.nan, means)
 
 
 def stratified_bootstrap(

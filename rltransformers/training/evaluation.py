@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapp
 from tqdm import tqdm
 
 from rltransformers.core.action_masks import MASK_METHOD
-from rltransformers.core.described import count
+from rltransformers.core.described import count, exact
 from rltransformers.core.episodes import endless_episode, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError, one_line
 from rltransformers.core.files import replacing
@@ -72,7 +72,7 @@ class EvaluationResult:
     predicted_returns: tuple[float, ...] | None = None
 
     def __repr__(self) -> str:
-        target = "" if self.target_return is None else f", asked for {self.target_return:g}"
+        target = "" if self.target_return is None else f", asked for {exact(self.target_return)}"
         if self.predicted_return is not None:
             target = f", predicted {self.predicted_return:g}"
         success = "" if self.success_rate is None else f", success {self.success_rate:.2f}"
@@ -135,7 +135,7 @@ class EvaluationResult:
         """
         success = "" if self.success_rate is None else f", success {self.success_rate:.2f}"
         obtained = "" if self.discounted_returns is None else f"discounted {np.mean(self.discounted_returns):.2f}, "
-        aim = "" if self.target_return is None else f" ({obtained}target {self.target_return:g})"
+        aim = "" if self.target_return is None else f" ({obtained}target {exact(self.target_return)})"
         if self.predicted_return is not None:
             aim = f" ({obtained}predicted {self.predicted_return:g})"
         return f"return {self.mean:.2f} ± {self.std:.2f}{success}{aim}"

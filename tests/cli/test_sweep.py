@@ -178,7 +178,12 @@ def test_a_sweep_trains_what_is_missing_and_ends_with_the_table_of_compare(
     folders = runs_of("runs/online-sweep")
     assert list(folders) == names
     table = str(compare({f"backbone.memory={memory}": f"runs/online-sweep/*-{memory}-*" for memory in (5, 0)}))
-    assert out == f"{table}\n\ncompare again  rltransformers compare runs/online-sweep\n"
+    assert out == f"{table}\n\ncompare again  rltransformers compare {folders[names[2]].path} runs/online-sweep\n"
+    inside = "train", "online.yaml", "--sweep", "backbone.memory=5,0", "--output", "runs/online-sweep"
+    message = refused(capsys, *inside, "--name", names[0])
+    assert "is the folder of a run: give the sweep another --name" in message
+    (group, *_) = compare([folders[names[2]].path, "runs/online-sweep"]).groups
+    assert [run.path.name for run in group.runs] == names[2:], "the first group of the table comes first again"
     before = {name: folder.last.stat().st_mtime_ns for name, folder in folders.items()}
     evaluations = folders[names[0]].evaluations.read_text()
     folders[names[0]].evaluation.unlink()  # killed before it was written

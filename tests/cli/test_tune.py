@@ -155,6 +155,18 @@ def test_a_study_finds_the_best_config_and_goes_on_where_it_stopped(
     assert RunFolder.open(whole["best"]["run"]).path.parent == Path("runs/online-tune")
 
 
+def test_a_study_lies_in_its_folder_whatever_that_is_called_and_in_no_run(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
+) -> None:
+    for name in ("what?mode=ro", "100%41"):
+        run(capsys, "tune", "online.yaml", *RATES, "--trials", "1", "--name", name)
+        assert (Path("runs") / name / "study.db").is_file() and (Path("runs") / name / "best.yaml").is_file()
+    message = refused(
+        capsys, "tune", "online.yaml", *RATES, "--trials", "1", "--output", "runs/100%41", "--name", "trial-0"
+    )
+    assert "runs/100%41/trial-0 is the folder of a run: give the study another --name" in message
+
+
 def test_the_config_says_what_is_searched_and_every_kind_of_value_is_tried(
     work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
 ) -> None:

@@ -11,6 +11,8 @@ def test_the_interquartile_mean_drops_a_quarter_at_each_end() -> None:
     assert iqm([100.0, 1.0, 2.0, 3.0, 4.0, -50.0, 5.0, 6.0]) == (2 + 3 + 4 + 5) / 4
     assert iqm([1.0, 2.0, 9.0]) == 4.0
     np.testing.assert_array_equal(iqm([[0.0, 1.0, 2.0, 9.0], [3.0, 1.0, 1.0, 0.0]], axis=-1), [1.5, 1.0])
+    assert np.isnan(iqm([0.5, 0.6, 0.7, np.nan, 0.9])), "what is no number is no high score to cut"
+    np.testing.assert_array_equal(iqm([[0.0, 1.0, 2.0, np.nan], [3.0, 1.0, 1.0, 0.0]], axis=-1), [np.nan, 1.0])
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])

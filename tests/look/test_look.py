@@ -22,6 +22,7 @@ from stable_baselines3 import PPO
 
 from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from rltransformers.backbone import Record
+from rltransformers.cli.runs import say_of_tensors
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import record
 from rltransformers.envs import make_vec_env
@@ -33,6 +34,7 @@ from rltransformers.look.watch import Episode, by_step, play
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.policy_state import StepInputs
 from rltransformers.training.evaluation import evaluate_online
+from rltransformers.training.runs.experiment import EnvironmentConfig
 from tests.cli.test_runs import refused, run, work
 
 __all__ = ["work"]  # the fixture
@@ -335,10 +337,21 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_plays_in_place_of_tensors_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for processes in (True, "tensors"):
+        say_of_tensors(EnvironmentConfig("CartPole-v1", processes=processes))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        "episodes of Gymnasium's CartPole-v1, which begin otherwise than those of environments in tensors"
+    )
+
+
 def test_the_command_writes_a_page_of_a_run_and_of_a_file(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("online", "offline", "lstm"):
         run(capsys, "train", f"{name}.yaml", "--evaluation.every", "0")
     assert run(capsys, "look", "runs/online-seed0", "--episodes", "2").strip() == "runs/online-seed0/look.html"
+    told = run(capsys, "look", "runs/online-seed0", "--env-kwargs", '{"delay": 2}', "-o", "short.html")
+    assert told.strip() == "short.html" and content(Path("short.html"))["episodes"][0]["total"] in (0, 1)
     data, results = content(Path("runs/online-seed0/look.html")), run(capsys, "evaluate", "runs/online-seed0", "--json")
     assert [each["total"] for each in data["episodes"]] == json.loads(results)[0]["returns"][:2]
     targets = ("--target-return", "0", "--target-return", "1", "--sample", "-o", "deep/two.html")

@@ -505,6 +505,19 @@ def test_the_score_is_that_of_the_target() -> None:
         score_of([result(None, 3.0)], "success")
 
 
+def test_a_variant_that_was_not_asked_for_a_return_has_no_cell_for_it() -> None:
+    def asked(variant: str, *targets: float) -> Row:
+        results = [
+            {"target_return": each, "return_mean": each, "return_std": 0.0, "success_rate": None} for each in targets
+        ]
+        return Row("x", variant, 0, 1.0, 50, 256, 60.0, 4.0, 1000, 20, results)
+
+    lines = [*report._by_target(TASK, {"ours": [asked("ours", 10, 20, 30)], "BC": [asked("BC", 10, 30)]})]
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[-2:]] == [
+        ["ours", "10", "20", "30", "0"], ["BC", "10", "-", "30", "0"],
+    ]  # fmt: skip
+
+
 # Aims
 
 TASK = Task("T", "x", {"ours": {}, "BC": {}, "memoryless": {}}, score="return", target=20.0)

@@ -1,6 +1,7 @@
 """``rltransformers compare``: statistics, curves and CSV of runs that are done or running."""
 
 import argparse
+from pathlib import Path
 
 from rltransformers.cli.printing import print_json
 from rltransformers.cli.words import Parsers, command
@@ -50,6 +51,8 @@ def run(arguments: argparse.Namespace) -> None:
 
     if arguments.plot is not None:
         check_picture_name(arguments.plot)
+    if arguments.csv is not None and Path(arguments.csv).suffix != ".csv":
+        raise ConfigError(f"--csv {arguments.csv} must end in .csv")
     comparison = compare(arguments.places, metric=arguments.metric)
     if arguments.json:
         print_json({"groups": comparison.summary(), "notes": list(comparison.notes)})

@@ -52,9 +52,10 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.training.runs.threads import use_threads
 
     checkpoint, threads = path, None
-    environment = EnvironmentConfig(arguments.env or "", kwargs=env_kwargs)
-    evaluation = EvaluationConfig(target_returns=arguments.target_return, deterministic=not arguments.sample)
-    if not alone:
+    if alone:
+        environment = EnvironmentConfig(arguments.env, kwargs=env_kwargs)
+        evaluation = EvaluationConfig(target_returns=arguments.target_return, deterministic=not arguments.sample)
+    else:
         run_folder = RunFolder(folder)
         checkpoint = path if path.is_file() else getattr(run_folder, arguments.checkpoint)
         config, _ = runs.read_evaluation(arguments, run_folder, checkpoint, env_kwargs, validates=False)
@@ -67,6 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not environment.id or environment.processes == "envpool":
         what = "environments of EnvPool, of which none is played alone" if environment.id else "none"
         raise ConfigError(f"look plays in an environment of Gymnasium, and the run has {what}: give --env ID")
+    runs.say_of_tensors(environment)
     runs.say(use_threads(threads if arguments.threads is None else arguments.threads))
     page = look(
         checkpoint,

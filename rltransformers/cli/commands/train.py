@@ -200,7 +200,8 @@ def _train_variants(arguments: argparse.Namespace) -> None:
         print_json({"groups": comparison.summary(), "notes": list(comparison.notes)})
     else:
         print(comparison)
-        print(f"\ncompare again  rltransformers compare {shlex.quote(str(Path(base.output) / name))}")
+        folders = comparison.groups[0].runs[0].path, Path(base.output) / name  # the same first group
+        print(f"\ncompare again  rltransformers compare {shlex.join(map(str, folders))}")
     if failed:
         raise ConfigError(f"{failed} failed, see above; the same command tries again")
 

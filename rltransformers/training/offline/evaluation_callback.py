@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 
+from rltransformers.core.described import exact
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import replacing
 from rltransformers.core.ranges import Count, Environments, Episodes, Seed, strict
@@ -141,7 +142,8 @@ class EvaluationCallback(EventCallback):
             self.logger.record("eval/success_rate", best.success_rate)
         if len(results) > 1:
             for result in results:
-                self.logger.record(f"eval/mean_reward_target_{result.target_return:g}", result.mean)
+                target = exact(cast(float, result.target_return))
+                self.logger.record(f"eval/mean_reward_target_{target}", result.mean)
         if self.verbose:
             print(f"update {step:,}: mean reward {best.mean:.2f} +/- {best.std:.2f}")
         better = best.mean > self.best_mean_reward

@@ -8,6 +8,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
+from rltransformers.core.described import exact
 from rltransformers.core.errors import DataError, error_line
 from rltransformers.core.signals import Stopped
 from rltransformers.core.world import Sharing
@@ -206,7 +207,7 @@ class RunCallback(BaseCallback):
         if results:
             record_best(logger, results)
         for result in results:
-            target = "" if result.target_return is None else f"_target_{result.target_return:g}"
+            target = "" if result.target_return is None else f"_target_{exact(result.target_return)}"
             summary = result.summary()
             means = ("return_mean", "length_mean") if target else ()  # without targets these are the two above
             for key in (*means, "return_std", "return_iqm", "success_rate", "normalized_score"):
@@ -216,6 +217,8 @@ class RunCallback(BaseCallback):
         if validation is not None:
             record_validation(logger, validation)
             self._report(f"{step:>10,} {self.steps}: {validation.line()}")
+        if self.online:
+            logger.record("train/n_updates", self.model._n_updates, exclude="tensorboard")
         logger.dump(step)
 
     def _save_last(self) -> None:

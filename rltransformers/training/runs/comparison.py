@@ -51,6 +51,7 @@ class Run:
         points: the evaluations with this metric, in order.
         step: last one that was logged.
         seconds: of training and evaluation; None where no TensorBoard file tells them.
+        timed: last step of which the TensorBoard files tell the time.
         finished: whether it came to its end.
     """
 
@@ -60,6 +61,7 @@ class Run:
     points: tuple[Point, ...]
     step: int
     seconds: float | None
+    timed: int
     finished: bool
 
     @property
@@ -110,7 +112,7 @@ class Group:
     @property
     def scale(self) -> tuple[str, str]:
         """Environment and metric: scores of the same ones can be compared."""
-        return environment_of(self.runs[0].config.to_dict()), self.runs[0].metric
+        return scale_of(self.runs[0])
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class Comparison:
             sign = -1.0 if lower_is_better(group.scale[1]) else 1.0
             both = sign * np.array(scores), sign * np.array(first.scores)
             better = None if np.isnan(np.concatenate(both)).any() else probability_of_improvement(both[:1], both[1:])
-        speeds = [run.step / run.seconds if run.seconds else None for run in group.counted]
+        speeds = [run.timed / run.seconds if run.seconds else None for run in group.counted]
         return {
             "group": group.name,
             "agent": group.runs[0].config.agent.value,
@@ -215,7 +217,10 @@ class Comparison:
         for axes, scale in zip(figure.axes, panels, strict=True):
             groups = [group for group in self.groups if group.scale == scale]
             axes.set_title(scale[0] or "held-out episodes", fontsize=11, loc="left")
-            ends = draw_curves(axes, {group.label: [run.curve(by) for run in group.counted] for group in groups})
+            labels = [group.label for group in groups]
+            names = [group.name if labels.count(group.label) > 1 else group.label for group in groups]
+            curves = [[run.curve(by) for run in group.counted] for group in groups]
+            ends = draw_curves(axes, dict(zip(names, curves, strict=True)))
             for place, group in enumerate(groups):
                 for run in (run for run in group.runs if run not in group.counted):
                     axes.plot(*run.curve(by).T, color=COLORS[place % len(COLORS)], linewidth=0.7)
@@ -245,7 +250,8 @@ def compare(runs: Places | Mapping[str, Places], *, metric: str | None = None) -
     Runs with a damaged file are left out, and named in the notes.
 
     Raises:
-        ConfigError: for a place without a run, runs without evaluations, and a metric that a run does not have.
+        ConfigError: for a place without a run, runs without evaluations, a metric that a run does not have, and a named
+            group of runs in different environments or with different metrics.
         DataError: where all runs are damaged; names a file of the first one.
     """
     check(runs, Places | Mapping[str, Places], "runs")
@@ -273,8 +279,19 @@ def compare(runs: Places | Mapping[str, Places], *, metric: str | None = None) -
             f"no run has an evaluation yet ({reached}); wait for one, set evaluation.every, or go on with "
             "`rltransformers train --resume RUN`"
         )
+    for group in groups:
+        scales = dict.fromkeys(" ".join(scale_of(run)).strip() for run in group.runs)
+        if len(scales) > 1:
+            raise ConfigError(
+                f"group {group.name!r} has runs that share no scale ({', '.join(scales)}): make several groups of it"
+            )
     left_out = [f"{path} is left out: {error}" for path, error in damaged.items()]
     return Comparison(tuple(groups), (*left_out, *_notes(groups, [run for run in every if not run.points])))
+
+
+def scale_of(run: Run) -> tuple[str, str]:
+    """Environment and metric of a run."""
+    return environment_of(run.config.to_dict()), run.metric
 
 
 def check_picture_name(path: str | os.PathLike[str]) -> None:
@@ -337,14 +354,16 @@ def _read(path: Path, metric: str | None) -> Run:
     for row in rows:
         if row.get(chosen):
             step = int(row["step"])
-            points.append(Point(step, seconds.get(step), _updates(config, counts, step), value_of(row, chosen)))
+            counted = value_of(row, "train/n_updates") if row.get("train/n_updates") else None
+            updates = _updates(config, counts, step) if counted is None else counted
+            points.append(Point(step, seconds.get(step), updates, value_of(row, chosen)))
     last = int(rows[-1]["step"]) if rows else 0
     spent = max(seconds.values()) if seconds else None
-    return Run(path, config, chosen, tuple(points), last, spent, folder.evaluation.is_file())
+    return Run(path, config, chosen, tuple(points), last, spent, max(seconds, default=0), folder.evaluation.is_file())
 
 
 def _updates(config: ExperimentConfig, counts: Sequence[tuple[int, float]], step: int) -> float | None:
-    """Updates until a step, between two lines of the log by a straight line."""
+    """Updates until a step whose line of the log has no number of them, between two others by a straight line."""
     if config.agent is AgentName.DECISION_TRANSFORMER:
         return float(step)
     steps, updates = np.array([(0.0, 0.0), *counts]).T
@@ -363,6 +382,8 @@ def _notes(groups: Sequence[Group], unevaluated: Sequence[Run]) -> Iterator[str]
             yield f"{group.name} has {noun} more than once: equal runs make the interval too narrow"
         for run in (run for run in group.counted if math.isnan(run.score)):
             yield f"the last {run.metric} of {run.path} is not a number, and so are the figures of {group.name}"
+        for run in (run for run in group.counted if run.seconds is not None and run.points[-1].seconds is None):
+            yield f"{run.path} tells no time behind step {run.timed:,}: a TensorBoard file is damaged or missing"
     for run in unevaluated:
         yield f"{run.path} is left out: no evaluation until step {run.step:,} of {run.config.steps:,}"
     environments, metrics = (list(dict.fromkeys(group.scale[index] for group in groups)) for index in (0, 1))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rltransformers.core.described import exact
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_path, check_run
 from rltransformers.core.yaml_text import yaml_of
@@ -52,7 +53,8 @@ def _is_run(path: Path) -> bool:
 def _runs_at(path: Path) -> list[Path]:
     if _is_run(path):
         return [path]
-    return sorted((config.parent for config in path.rglob("config.yaml")), key=natural) if path.is_dir() else []
+    found = {config.parent for config in path.rglob("config.yaml")} if path.is_dir() else set()
+    return sorted((run for run in found if not found & {*run.parents}), key=natural)  # none inside another
 
 
 def natural(path: Path) -> list[tuple[int, str]]:
@@ -139,7 +141,6 @@ def value_text(value: Any) -> str:
     if value is _ABSENT:
         return "default"
     if isinstance(value, float):
-        short = f"{value:g}"
-        return short if float(short) == value else repr(value)
+        return exact(value)
     text = yaml_of(value, flow=True)
     return text.removesuffix("\n").removesuffix("\n...").strip()

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import ArrayLike
 
+from rltransformers.core.described import exact
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import naming, replacing
 from rltransformers.functional.statistics import stratified_bootstrap
@@ -36,7 +37,7 @@ def plot_learning_curve(
         means = np.array([np.mean(result.returns) for _, result in points])
         intervals = np.array([_mean_interval(result.returns) for _, result in points])
         kind = "target" if points[0][1].discounted_returns is None else "discounted target"
-        label = "mean return" if target is None else f"{kind} {target:g}"
+        label = "mean return" if target is None else f"{kind} {exact(target)}"
         (line,) = axes.plot(x, means, marker="o", markersize=3.5, label=label)
         axes.fill_between(x, intervals[:, 0], intervals[:, 1], color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set_xlabel(steps)

@@ -4,6 +4,8 @@ Project, account and server are said as these libraries want it, in ``WANDB_PROJ
 ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME``.
 """
 
+import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from numbers import Real
@@ -41,7 +43,11 @@ class _Tracker(KVWriter, ABC):
             if isinstance(value, Real) and not isinstance(value, bool) and key not in excluded
         }
         if numbers:
-            self.log(numbers, step)
+            try:
+                self.log(numbers, step)
+            except Exception as error:  # of whatever kind they raise; a tracker is not worth a run
+                name = type(self).__name__.lower()
+                warnings.warn(f"{name} did not take metrics: {error_line(error)}; the run goes on", stacklevel=2)
 
 
 class Wandb(_Tracker):
@@ -67,14 +73,19 @@ class Mlflow(_Tracker):
     def begin(self, folder: Path, settings: Mapping[str, Any], identity: str | None) -> str:
         run = self.package.start_run(run_id=identity, run_name=folder.name)
         if identity is None:
-            self.package.log_params(dict(settings))
+            self.package.log_params({_plain(name): value for name, value in settings.items()})
         return str(run.info.run_id)
 
     def log(self, numbers: dict[str, float], step: int) -> None:
-        self.package.log_metrics(numbers, step=step)
+        self.package.log_metrics({_plain(name): number for name, number in numbers.items()}, step=step)
 
     def close(self) -> None:
         self.package.end_run()
+
+
+def _plain(name: str) -> str:
+    """A name as MLflow takes it."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
 
 
 TRACKERS: Mapping[str, type[_Tracker]] = {"wandb": Wandb, "mlflow": Mlflow}

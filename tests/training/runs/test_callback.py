@@ -19,7 +19,7 @@ class Model:
     """What a callback needs of an algorithm."""
 
     def __init__(self) -> None:
-        self.num_timesteps = 0
+        self.num_timesteps = self._n_updates = 0
         self.logger = Logger(None, [])
 
     def get_env(self) -> None:
@@ -67,8 +67,15 @@ class Run:
 
 def test_online_work_happens_between_rollouts_and_keeps_the_best(tmp_path: Path) -> None:
     run = Run(tmp_path, [1.0, 3.0, 2.0, 9.0], every=10, online=True)
-    for to, rollout in ((8, True), (11, False), (16, True), (24, True), (32, True)):
+    metrics = MetricsCSV(tmp_path / "progress.csv")
+    run.model.logger.output_formats.append(metrics)
+    for updates, (to, rollout) in enumerate(((8, True), (11, False), (16, True), (24, True), (32, True))):
+        run.model._n_updates = updates
         run.step(to, rollout=rollout)
+    metrics.close()
+    with (tmp_path / "progress.csv").open() as file:
+        counts = [(int(row["step"]), int(row["train/n_updates"])) for row in csv.DictReader(file)]
+    assert counts == [(16, 2), (24, 3), (32, 4)], "an evaluation stands behind the updates of its step"
     assert [step for step, _ in run.folder.read_evaluations()] == [16, 24, 32]
     assert [entry for entry in run.saved if entry[0] == "best.zip"] == [("best.zip", 16), ("best.zip", 24)]
     assert [entry for entry in run.saved if entry[0] == "last.zip"] == [("last.zip", step) for step in (0, 16, 24, 32)]
@@ -148,13 +155,15 @@ def test_every_target_is_logged_under_its_own_name(tmp_path: Path) -> None:
     metrics = MetricsCSV(tmp_path / "progress.csv")
     run.model.logger.output_formats.append(metrics)
     run.model.logger.record("train/loss", 3.0)  # of the row that the next log writes
-    results = [EvaluationResult("Hopper-v5", (mean,), (1,), (0,), None, mean) for mean in (700.0, 2400.0)]
+    targets = (700.0, 2400.0, 2400.0001)
+    results = [EvaluationResult("Hopper-v5", (mean,), (1,), (0,), None, mean) for mean in targets]
     run.callback._evaluate = lambda: results
     run.step(1, rollout=False)
     metrics.close()
     with (tmp_path / "progress.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert row["eval/return_mean_target_700"] == "700.0" and row["eval/return_mean_target_2400"] == "2400.0"
+    assert row["eval/return_mean_target_2400.0001"] == "2400.0001", "a name of its own"
     assert row["step"] == "1" and "eval/normalized_score_target_700" in row and "train/loss" not in row
     assert run.model.logger.name_to_value == {"train/loss": 3.0}
 

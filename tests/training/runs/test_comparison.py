@@ -137,7 +137,7 @@ def test_a_damaged_run_is_named_and_the_others_are_compared(
         compare(damaged)
 
 
-def test_a_metric_that_is_no_number_is_named(make: Make) -> None:
+def test_a_metric_that_is_no_number_is_named(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = (make(name, [1.0]) for name in "ab")
     RunFolder(one).metrics.write_text("step,train/n_updates,eval/mean_reward\n100,3,0.5x\n")
     with pytest.raises(DataError, match=r"progress\.csv: eval/mean_reward is '0\.5x' at step 100, which is no number"):
@@ -150,6 +150,36 @@ def test_a_metric_that_is_no_number_is_named(make: Make) -> None:
     figures = comparison.summary()[1]
     assert figures["improvement"] is None and figures["best"] == 3.0, "nan is not worse than a number"
     assert "the last eval/mean_reward of runs/a is not a number" in comparison.notes[0]
+    assert main(["compare", "runs/b", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert told["groups"][0]["iqm"] == 1.0
+    assert main(["compare", "runs/a", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert told["groups"][0]["iqm"] is None
+
+
+def test_a_named_group_has_one_scale(make: Make) -> None:
+    cart, pendulum = make("a", [1.0]), make("b", [2.0], environment__id="Pendulum-v1")
+    offline = make("c", [3.0], metric="eval/action_loss")
+    with pytest.raises(ConfigError, match="group 'mixed' has runs that share no scale") as refusal:
+        compare({"good": cart, "mixed": [cart, pendulum]})
+    assert "(CartPole-v1 eval/mean_reward, Pendulum-v1 eval/mean_reward)" in str(refusal.value)
+    with pytest.raises(ConfigError, match="mean_reward, CartPole-v1 eval/action_loss"):
+        compare({"mixed": [cart, offline]})
+
+
+def test_groups_whose_names_differ_in_the_environment_alone_are_both_drawn(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[str] = []
+
+    def note(axes: Any, lines: Mapping[str, Any]) -> list[Any]:
+        drawn.extend(lines)
+        return []
+
+    monkeypatch.setattr("rltransformers.training.runs.comparison.draw_curves", note)
+    compare({"CartPole-v1, z": make("a", [1.0]), "z": make("b", [2.0])}).plot("curves.png")
+    assert drawn == ["CartPole-v1, z", "z"]
 
 
 @pytest.mark.parametrize(
@@ -225,6 +255,10 @@ def test_runs_are_found_by_name_below_a_folder_and_by_pattern_once(make: Make) -
     (made[0].parent / "a-seed9.log").touch()
     assert find_runs(["runs"]) == find_runs(["runs/a*"]) == made[::-1], "9 before 10"
     assert find_runs([made[0], "runs", "runs/a-seed9.log"]) == made
+    inside = make("a", [1.0]) / "wandb" / "files"
+    inside.mkdir(parents=True)
+    (inside / "config.yaml").write_text("of a tracker")
+    assert Path("runs/a/wandb/files") not in find_runs(["runs"]), "a folder inside a run is no run"
 
 
 @pytest.mark.parametrize(
@@ -323,6 +357,20 @@ def test_seconds_are_those_of_all_processes_that_trained_here(make: Make) -> Non
     assert folder.read_seconds() == {100: 7.0, 200: 10.0, 300: 14.0, 400: 15.0}
 
 
+def test_speed_is_of_the_steps_whose_time_is_known(make: Make) -> None:
+    folder = RunFolder(make("a", [1.0, 2.0]))
+    (events,) = folder.event_files()
+    with events.open("wb") as file:  # damaged behind the first evaluation
+        writer = RecordWriter(file)
+        writer.write(Event(wall_time=1000.0, file_version="brain.Event:2").SerializeToString())
+        event = Event(wall_time=1010.0, step=100)
+        event.summary.value.add(tag="eval/mean_reward", simple_value=1.0)
+        writer.write(event.SerializeToString())
+    found = compare(folder.path)
+    assert found.summary()[0]["steps_per_second"] == 10.0
+    assert found.notes == ("runs/a tells no time behind step 100: a TensorBoard file is damaged or missing",)
+
+
 def test_updates_are_counted_by_the_agent_and_are_the_steps_of_a_decision_transformer(make: Make) -> None:
     (online,), (offline,) = (
         compare(make(name, [1.0, 2.0], config)).groups[0].runs for name, config in (("a", CONFIG), ("b", DT))
@@ -330,6 +378,10 @@ def test_updates_are_counted_by_the_agent_and_are_the_steps_of_a_decision_transf
     assert online.curve("updates").tolist() == [[10.0, 1.0], [20.0, 2.0]]
     assert offline.curve("updates").tolist() == [[100.0, 1.0], [200.0, 2.0]]
     assert online.curve("steps").tolist() == [[100.0, 1.0], [200.0, 2.0]]
+    metrics = RunFolder(online.path).metrics
+    metrics.write_text("step,train/n_updates,eval/mean_reward\n100,0,\n100,9,1.0\n200,10,\n200,19,2.0\n")
+    (online,) = compare(online.path).groups[0].runs
+    assert online.curve("updates").tolist() == [[9.0, 1.0], [19.0, 2.0]], "an evaluation that says it is believed"
 
 
 def test_times_are_told_in_their_unit() -> None:
@@ -407,6 +459,7 @@ def test_python_and_the_command_line_say_the_same(runs: list[Path], capsys: pyte
     [
         (["runs", "--by", "seconds"], "--by seconds is the x-axis of a picture: give --plot FILE.png, too"),
         (["runs", "--plot", "x.gif"], "x.gif must end in .png"),
+        (["runs", "--plot", "x.png", "--csv", "x.png"], "--csv x.png must end in .csv"),
         (["runs", "--metric", "eval/mean_rewrad"], "has no metric 'eval/mean_rewrad'; did you mean 'eval/mean_reward'"),
         ([], "RUN"),
     ],

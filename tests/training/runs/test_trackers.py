@@ -56,6 +56,30 @@ def test_numbers_go_to_the_tracker_and_a_resumed_run_goes_on_there(
     assert all(type(value) is float for _, numbers in logged for value in numbers.values())
 
 
+def test_a_tracker_that_takes_no_metrics_costs_no_run(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(trackers._Tracker):
+        def begin(self, folder: Path, settings: Any, identity: str | None) -> str:
+            return "first"
+
+        def log(self, numbers: dict[str, float], step: int) -> None:
+            raise RuntimeError("no room")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Full)
+    monkeypatch.setitem(sys.modules, "wandb", sys)
+    with pytest.warns(UserWarning, match="full did not take metrics: RuntimeError: no room; the run goes on"):
+        assert main(["train", str(config), "--tracker", "wandb"]) == 0
+
+
+def test_names_are_such_as_mlflow_takes() -> None:
+    assert trackers._plain("eval/rmse_torque [N]") == "eval/rmse_torque _N_"
+    assert trackers._plain("eval/return_mean_target_1e+06") == "eval/return_mean_target_1e_06"
+    assert trackers._plain("train/value loss: 1.5-x") == "train/value loss: 1.5-x"
+
+
 def test_a_tracker_that_is_missing_or_does_not_begin_is_said(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +103,7 @@ def test_a_tracker_that_is_missing_or_does_not_begin_is_said(
         in capsys.readouterr().err
     )
     assert main(["train", str(config), "--tracker", "tensorbord"]) == 2
+    assert not list(Path("runs").iterdir()), "nothing is left of a run that did not begin"
 
     assert main(["train", str(config), "--name", "done"]) == 0
     run = Path("runs/done")
