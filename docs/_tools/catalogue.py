@@ -108,6 +108,7 @@ OF_AGENTS = {
     "dataset.": OFFLINE,
     "online.": OFFLINE,
     "evaluation.target_returns": OFFLINE,
+    "evaluation.patience": OFFLINE,
 }
 """Settings, and sections, that ``ExperimentConfig`` refuses for other agents."""
 

@@ -147,7 +147,7 @@ def index() -> Iterator[str]:
     for axis, specs in mechanisms().items():
         names = ", ".join(f"[`{spec.name}`]({axis}.md#{spec.name})" for spec in specs)
         yield f"| [`{axis}`]({axis}.md) | {decides(axis)} | {names} |"
-    yield f"| [`preset`](preset.md) | a published combination of all slots | {len(PRESETS)} papers |"
+    yield f"| [`preset`](preset.md) | a published combination of all slots | {len(PRESETS)} presets |"
     yield from ["", "## How to read these pages", ""]
     yield from GLOSSARY.splitlines()
     yield from ["", "## Which of them go together", ""]

@@ -156,7 +156,7 @@ def slots() -> list[str]:
         more = len(mechanisms[axis]) - len(names)
         decides = mechanism_pages.decides(axis)
         lines.append(f"| [`{axis}`](docs/mechanisms/{axis}.md) | {decides} | {examples}, {more} more |")
-    papers = f"{len(PRESETS)} papers"
+    papers = f"{len(PRESETS)} presets"
     lines.append(f"| [`preset`](docs/mechanisms/preset.md) | a published combination of all slots | {papers} |")
     return lines
 

@@ -199,7 +199,8 @@ def add_episodes(parser: argparse.ArgumentParser, episodes: str) -> None:
         "--longest-episode",
         type=flag(Count),
         metavar="N",
-        help="steps after which an episode that goes on is an error (default: of the config, else 200000)",
+        help="steps after which an episode that goes on is an error "
+        "(default: of the config, else 200000, or the registered limit where that is larger)",
     )
     argument(
         "--checkpoint",

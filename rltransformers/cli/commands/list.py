@@ -16,7 +16,8 @@ def add(commands: Parsers) -> None:
         "list",
         "Show agents, configs, presets and every mechanism a backbone can be made of.",
         """
-The names printed here are what a config takes under `agent`, `backbone.preset` and `backbone.<axis>`.
+The names printed here are what a config takes under `agent`, `backbone.preset` and `backbone.<axis>`; a few mechanisms
+are chosen by other settings, which `--json` names.
 
   rltransformers list
   rltransformers list --json
