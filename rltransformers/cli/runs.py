@@ -295,7 +295,8 @@ def evaluate(
             say(f"no episode is played: {fault}")
         if "lookback" in plots and config.agent in BASELINES:
             raise ConfigError(f"agent {config.agent} has no attention to draw")
-        with lookback_of(backbone_of(agent.model)) if "lookback" in plots else nullcontext() as meter:
+        decider = agent.model.decider() if isinstance(agent.model, DecisionTransformer) else None
+        with lookback_of(backbone_of(agent.model), decider) if "lookback" in plots else nullcontext() as meter:
             if fault is None:
                 results = agent.evaluate(evaluation, progress=sys.stderr.isatty())
         if meter is not None:

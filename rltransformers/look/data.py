@@ -16,6 +16,7 @@ from rltransformers.look.pack import Layers, attention_sums, pack_attention
 from rltransformers.look.watch import Episode, action_leaves, backbone_of
 
 MOST_NUMBERS = 64  # of an observation, that are drawn
+OF_RETURNS = 7  # digits
 METRICS = {
     "gate_openness": ("gates", "share of what a sublayer adds that its gate lets through"),
     "span": ("adaptive span", "tokens, mean over the heads of a layer"),
@@ -28,7 +29,8 @@ OF_ATTENTION = {"lookback", "entropy", "empty_slots"}
 def page_data(agent: Agent, name: str, episodes: Sequence[Episode], deterministic: bool) -> dict[str, Any]:
     """All but pictures, as JSON values."""
     config, layers = backbone_of(agent).config, Layers()
-    tokens = ["return-to-go", "observation", "action"]
+    mode = agent.settings.mode if isinstance(agent, DecisionTransformer) else None
+    tokens = ["advantage" if mode == "advantage" else "return-to-go", "observation", "action"]
     for episode in episodes:
         for masses in episode.attention:
             for layer, mass in masses.items():
@@ -81,11 +83,12 @@ def episode_data(agent: Agent, episode: Episode, layers: Layers) -> dict[str, An
         steps = [list(action_leaves(agent, output, kind).values()) for output in outputs]
         for leaf, values in zip(actions, zip(*steps, strict=True), strict=True):
             if values[0] is not None:
-                leaf[kind] = [round_numbers(np.asarray(value, np.float64).reshape(-1)) for value in values]
+                unit = reward_unit(agent) if kind == "q_values" else 1.0
+                leaf[kind] = [round_numbers(np.asarray(value, np.float64).reshape(-1) * unit) for value in values]
     return {
         "seed": episode.seed,
-        "target": episode.target if episode.target is None else round_numbers([episode.target])[0],
-        "total": round_numbers([episode.total])[0],
+        "target": round_numbers([episode.target], OF_RETURNS)[0],
+        "total": round_numbers([episode.total], OF_RETURNS)[0],
         "length": episode.length,
         "success": episode.success,
         "steps": len(outputs),
@@ -100,9 +103,9 @@ def episode_data(agent: Agent, episode: Episode, layers: Layers) -> dict[str, An
 def tracks_of(agent: Agent, episode: Episode) -> Iterator[dict[str, Any]]:
     """Lines over the steps, with what they are."""
 
-    def track(name: str, about: str, **lines: Sequence[float | None]) -> dict[str, Any]:
+    def track(name: str, about: str, digits: int = 4, /, **lines: Sequence[float | None]) -> dict[str, Any]:
         named = [
-            {"name": re.sub(r"layer(\d+)/?", r"layer \1 ", label).strip(), "values": round_numbers(values)}
+            {"name": re.sub(r"layer(\d+)/?", r"layer \1 ", label).strip(), "values": round_numbers(values, digits)}
             for label, values in lines.items()
             if any(value is not None for value in values)
         ]
@@ -110,18 +113,19 @@ def tracks_of(agent: Agent, episode: Episode) -> Iterator[dict[str, Any]]:
 
     outputs, rewards = episode.outputs, episode.rewards[: len(episode.outputs)]
     yield track("reward", "of the step, as the environment gave it", reward=rewards)
-    yield track("return so far", "rewards up to the step, its own included", total=np.cumsum(rewards).tolist())
+    total = np.cumsum(rewards).tolist()
+    yield track("return so far", "rewards up to the step, its own included", OF_RETURNS, total=total)
     asked, predicted = zip(*episode.returns_to_go, strict=True)
     about = "what the rest of the episode is asked to return, and the prediction of the return head if there is one"
-    yield track("return-to-go", about, asked=asked, predicted=predicted)
-    unit = 1.0 if isinstance(agent, DecisionTransformer) else agent.reward_unit
+    yield track("return-to-go", about, OF_RETURNS, asked=asked, predicted=predicted)
+    unit = reward_unit(agent)
     values = [None if output.value is None else float(output.value) * unit for output in outputs]
     yield track("value", "what the policy expects to earn from here on, in rewards", value=values)
     chances = [None if output.log_prob is None else -float(output.log_prob) for output in outputs]
     about = "minus the logarithm of the probability of the action, in nats; of a Box of its density, in policy units"
     yield track("surprise", about, surprise=chances)
     if not isinstance(agent, DecisionTransformer):
-        later = [*values[1:], 0.0 if episode.ended else None]
+        later = [0.0 if ends else value for ends, value in zip(episode.ends, [*values[1:], None], strict=False)]
         errors = [
             None if value is None or following is None else reward + agent.gamma * following - value
             for reward, value, following in zip(rewards, values, later, strict=True)
@@ -157,10 +161,18 @@ def mean_entropy(mass: NDArray[np.float32]) -> float:
     return float(-(mass * np.log(mass.clip(1e-12))).sum((1, 2)).mean())
 
 
-def round_numbers(values: Any) -> list[float | None]:
-    """Four digits of every number; None for what is no finite number."""
-    numbers = (None if value is None else float(value) for value in values)
-    return [None if value is None or not np.isfinite(value) else float(f"{value:.4g}") for value in numbers]
+def reward_unit(agent: Agent) -> float:
+    """The rewards that 1 of the agent's values is worth."""
+    return 1.0 if isinstance(agent, DecisionTransformer) else agent.reward_unit
+
+
+def round_numbers(values: Any, digits: int = 4) -> list[float | None]:
+    """``digits`` digits of every number, and all before the point; None for what is no finite number."""
+    numbers = (None if value is None or not np.isfinite(value) else float(value) for value in values)
+    return [
+        None if value is None else float(f"{value:.{digits}g}" if abs(value) < 10**digits else round(value))
+        for value in numbers
+    ]
 
 
 def seen_numbers(episode: Episode) -> list[dict[str, Any]]:

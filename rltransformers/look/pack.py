@@ -17,6 +17,7 @@ from rltransformers.look.watch import Episode
 LADDER = ((256, 80), (224, 65), (192, 50), (160, 40), (128, 30), (96, 25), (64, 20))
 """Largest side in pixels, and quality, of pictures: the first ones that fit are taken."""
 SMALL = 64  # pixels of a side up to which a picture loses nothing
+Frames = Sequence[NDArray[np.uint8]]
 Layers = dict[str, tuple[int, int]]
 """Heads and S of the layers that have attention weights, by name."""
 
@@ -66,27 +67,43 @@ def frames_of(agent: Agent, episode: Episode) -> list[NDArray[np.uint8]]:
     return frames
 
 
-def compress(frames: Sequence[NDArray[np.uint8]], room: int) -> tuple[list[str], list[int]]:
-    """Different frames as WebP in base64, as large and good as fit into ``room`` bytes, and which of them a frame is.
+def compress(episodes: Sequence[Frames], room: int) -> tuple[list[str], list[list[int]], int]:
+    """Different frames as WebP in base64, as large and good as fit into ``room`` bytes; which of them each frame is.
 
-    Where even the smallest ones do not fit, every second frame, or fewer, stands for those behind it.
+    Where even the smallest ones do not fit, every second frame of an episode, or fewer, down to its first one, stands
+    for those behind it: every n-th one. n is the last that is returned.
     """
-    kept: dict[tuple[bytes, tuple[int, ...]], int] = {}
-    number = [kept.setdefault((frame.tobytes(), frame.shape), len(kept)) for frame in frames]
-    different = [frames[number.index(index)] for index in range(len(kept))]
+    different, numbers = distinct(episodes)
     for side, quality in LADDER:
         sample = different[:: max(len(different) // 16, 1)]
         if len(different) * sum(map(len, encode(sample, side, quality))) <= room * len(sample):
             pictures = encode(different, side, quality)
             if sum(map(len, pictures)) <= room:
-                return pictures, number
-    stride = 2
-    while sum(map(len, pictures := encode(different[::stride], *LADDER[-1]))) > room:
+                return pictures, numbers, 1
+    longest, stride, size = max(map(len, episodes)), 1, room + 1
+    while size > room and stride < longest:
         stride *= 2
-    return pictures, [index // stride for index in number]
+        different, numbers = distinct([[each[t - t % stride] for t in range(len(each))] for each in episodes])
+        pictures = encode(different, *LADDER[-1])
+        size = sum(map(len, pictures))
+    return pictures, numbers, stride
 
 
-def encode(frames: Sequence[NDArray[np.uint8]], side: int, quality: int) -> list[str]:
+def distinct(episodes: Sequence[Frames]) -> tuple[list[NDArray[np.uint8]], list[list[int]]]:
+    """Frames without those that are equal to an earlier one, and which of them each frame is."""
+    kept: dict[tuple[bytes, tuple[int, ...]], int] = {}
+    different: list[NDArray[np.uint8]] = []
+    numbers: list[list[int]] = []
+    for frames in episodes:
+        numbers.append([])
+        for frame in frames:
+            number = kept.setdefault((frame.tobytes(), frame.shape), len(kept))
+            different += [frame] if number == len(different) else []
+            numbers[-1].append(number)
+    return different, numbers
+
+
+def encode(frames: Frames, side: int, quality: int) -> list[str]:
     """Frames in base64, none with a side above ``side`` pixels; small ones without loss."""
     texts = []
     for frame in frames:

@@ -96,11 +96,16 @@ def page(agent: Agent, name: str, episodes: Sequence[Episode], deterministic: bo
     """The page as text: template, style, script, and data as JSON. Nothing in the data can end the script or run."""
     data = page_data(agent, name, episodes, deterministic)
     room = LARGEST_PAGE - len(as_json(data)) - 50_000
-    frames = [drawn for episode in episodes for drawn in frames_of(agent, episode)]
-    data["pictures"], numbers = compress(frames, max(room, LEAST_PICTURES))
-    for episode, drawn in zip(episodes, data["episodes"], strict=True):
-        count = len(frames_of(agent, episode))
-        drawn["picture"], numbers = numbers[:count], numbers[count:]
+    frames = [frames_of(agent, episode) for episode in episodes]
+    data["pictures"], numbers, stride = compress(frames, max(room, LEAST_PICTURES))
+    for drawn, number in zip(data["episodes"], numbers, strict=True):
+        drawn["picture"] = number
+    if stride > 1:
+        few = (
+            f"For the size of the page, pictures are those of the steps 0, {stride}, {2 * stride}, ..., and stand for"
+            " the steps behind them, too."
+        )
+        data["note"] = f"{data['note']} {few}".strip()
     folder = resources.files("rltransformers.look")
     style, script = ((folder / f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
     parts = {

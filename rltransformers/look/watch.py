@@ -1,7 +1,7 @@
 """Plays episodes and notes every step of them. H heads, S steps that a head looks back, G tokens per step, T steps."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from rltransformers.policies.decider import ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.output import PolicyOutput
 from rltransformers.training.evaluation import evaluate_online
-from rltransformers.training.runs.lookback import newest_attention, recording
+from rltransformers.training.runs.lookback import decisions
 
 MOST_STEPS = 1_000
 """Steps of an episode that are noted; later ones only count for its return and length."""
@@ -45,7 +45,7 @@ class Episode:
         returns_to_go: that step t asks for, and that a return head predicts; None where there is none.
         attention: of the newest token by layer [H, S, G], to step t - s at s; tokens of a step in their order.
         metrics: what the backbone tells besides, such as "layer0/gate_openness".
-        ended: whether the last noted step ended the episode for good, so that nothing is left to earn.
+        ends: whether step t ended the episode for good, or took a life, so that the agent expects nothing after it.
         total, length, success: of the whole episode, as an evaluation counts them.
     """
 
@@ -58,7 +58,7 @@ class Episode:
     returns_to_go: list[tuple[float | None, float | None]] = field(default_factory=list)
     attention: list[dict[str, NDArray[np.float32]]] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
-    ended: bool = False
+    ends: list[bool] = field(default_factory=list)
     total: float = 0.0
     length: int = 0
     success: bool | None = None
@@ -80,24 +80,19 @@ class Screen(gymnasium.Wrapper[Any, Any, Any, Any]):
         episode = self._episodes[-1]
         noted = len(episode.rewards) < MOST_STEPS
         if noted:
+            del episode.drawn[len(episode.rewards) :]  # of an end that was none: a lost life
             self._draw(episode)
         result = super().step(action)
         if noted:
             episode.rewards.append(float(result[1]))
-            episode.ended = bool(result[2])
+            episode.ends.append(bool(result[2]))
             if result[2] or result[3] or len(episode.rewards) == MOST_STEPS:
                 self._draw(episode)
         return result
 
     def _draw(self, episode: Episode) -> None:
         if self.render_mode == "rgb_array":
-            drawn: Any = self.render()
-            if not isinstance(drawn, np.ndarray) or drawn.ndim != 3 or not drawn.size:
-                what = "nothing" if drawn is None else f"a {type(drawn).__name__} of shape {np.shape(drawn)}"
-                raise DataError(
-                    f"render() draws {what}, no image [height, width, 3]; repair it, or leave render_mode out"
-                )
-            picture = Image.fromarray(np.asarray(drawn, np.uint8))
+            picture = Image.fromarray(pixels(self.render()))
             picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
             episode.drawn.append(np.asarray(picture))
 
@@ -134,40 +129,29 @@ class Watch:
         leaves = observation if isinstance(observation, Mapping) else {"": observation}
         seen = {path: np.asarray(leaf[0]) for path, leaf in leaves.items()}
         masks = None if action_masks is None else action_masks[0]
-        episode, calls, chosen = self.episodes[-1], list[tuple[Record, Tensor]](), list[int]()
+        episode, decided = self.episodes[-1], list[tuple[Record, dict[str, Tensor]]]()
         notes = len(episode.outputs) < MOST_STEPS
-        with ExitStack() as stack:
-            if notes:
-                self._listen(stack, calls, chosen)
+
+        def collect(record: Record, attention: dict[str, Tensor], step: Tensor | None) -> None:
+            decided.append((record, attention))
+
+        with decisions(self.backbone, self.decider, collect) if notes else nullcontext():
             output = self.actor.decide(
                 seen if isinstance(observation, Mapping) else seen[""], float(reward[0]), masks, generator=generators[0]
             )
         if notes:
-            ((record, x),) = calls
-            row, group = self._row(output.state, chosen), self.backbone.config.tokens_per_step
-            masses = {name: mass[row].cpu().numpy() for name, mass in newest_attention(record, x).items()}
+            ((record, attention),) = decided
+            group = self.backbone.config.tokens_per_step
             episode.target = self.target
             episode.observations.append(seen)
             episode.returns_to_go.append(self._returns_to_go(output.state))
             episode.outputs.append(replace(output, state=None))
             steps = len(episode.outputs)
-            episode.attention.append({name: by_step(mass, steps, group) for name, mass in masses.items()})
+            episode.attention.append(
+                {name: by_step(mass[0].cpu().numpy(), steps, group) for name, mass in attention.items()}
+            )
             episode.metrics.append({name: float(value) for name, value in record.metrics.items()})
         return [output.action], None
-
-    def _listen(self, stack: ExitStack, calls: list[tuple[Record, Tensor]], chosen: list[int]) -> None:
-        """Collect calls of the backbone, and which of several candidates critics choose, while ``stack`` is open."""
-
-        def note_choice(module: Any, args: Any, values: Tensor) -> None:
-            if self.decider is not None and values.shape[-1] == len(self.decider.jitter) > 1:
-                chosen[:] = values.amin(0).argmax(1).tolist()
-
-        def collect(record: Record, x: Tensor) -> None:
-            calls.append((record, x))
-
-        stack.enter_context(recording(self.backbone, lambda: Record(weights=True, attention={}), collect))
-        if isinstance(self.agent, DecisionTransformer) and self.agent.policy.critics is not None:
-            stack.callback(self.agent.policy.critics.register_forward_hook(note_choice).remove)
 
     def _returns_to_go(self, state: Any) -> tuple[float | None, float | None]:
         """Return-to-go that was asked for in the last step, and what a return head predicted."""
@@ -176,13 +160,20 @@ class Watch:
         predicted = state.predicted_return
         return float(state.return_to_go[0]), None if predicted is None else float(predicted[0])
 
-    def _row(self, state: Any, chosen: list[int]) -> int:
-        """The stream that decided, of those that one environment has."""
-        if self.decider is None:
-            return 0
-        candidate = chosen[0] if chosen and self.decider.prefixes > 1 else 0
-        streams = max(self.decider.streams, 1)
-        return candidate * streams + (int(self.decider.cache(state.step)[0]) % 2 if streams == 2 else 0)
+
+def pixels(drawn: Any) -> NDArray[np.uint8]:
+    """What ``render`` draws, [height, width, 3 or 4], or [height, width] of grey. DataError for what is no image."""
+    if isinstance(drawn, np.ndarray) and drawn.ndim == 3 and drawn.size and drawn.shape[2] in (1, 3, 4):
+        low, high = drawn.min(), drawn.max()
+        if low >= 0 and high <= 255 and (drawn.dtype.kind in "iu" or not 0 < high <= 1):
+            return np.asarray(drawn[..., 0] if drawn.shape[2] == 1 else drawn, np.uint8)
+        what = f"{drawn.dtype} from {low:g} to {high:g}"
+    else:
+        what = "nothing" if drawn is None else f"a {type(drawn).__name__} of shape {np.shape(drawn)}"
+    raise DataError(
+        f"render() draws {what}, no image [height, width, 3] of numbers from 0 to 255; repair it, or leave"
+        " render_mode out"
+    )
 
 
 def backbone_of(agent: Agent) -> Backbone:

@@ -173,6 +173,11 @@ class Decider:
         """Number of the cache that decides at ``step`` of an episode; the n-th begins at step n h."""
         return ((step - self.context_length) // self.period + 1).clamp(min=0)
 
+    def rows(self, step: Int[Tensor, " B"], candidate: Int[Tensor, " B"] | int = 0) -> Int[Tensor, " B"]:
+        """Streams that decide at ``step`` of an episode, of those of all environments; of one candidate each."""
+        row = torch.arange(len(step), device=step.device) * self.prefixes + candidate
+        return 2 * row + self.cache(step) % 2 if self.streams == 2 else row
+
     def initial_state(self, batch_size: int) -> ActingState:
         """A state before any step; the first call of ``act`` must say that every episode starts."""
         weight, shapes = self.policy.head.linear.weight, self.state_shapes(batch_size)

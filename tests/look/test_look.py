@@ -19,6 +19,7 @@ import torch
 from gymnasium import spaces
 from PIL import Image
 from stable_baselines3 import PPO
+from stable_baselines3.common.monitor import Monitor
 
 from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
 from rltransformers.backbone import Record
@@ -30,11 +31,12 @@ from rltransformers.look import look, watch
 from rltransformers.look.data import action_kind, round_numbers
 from rltransformers.look.pack import compress, pack_attention
 from rltransformers.look.page import LARGEST_PAGE, as_json, page
-from rltransformers.look.watch import Episode, by_step, play
+from rltransformers.look.watch import Episode, by_step, pixels, play
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.policy_state import StepInputs
 from rltransformers.training.evaluation import evaluate_online
 from rltransformers.training.runs.experiment import EnvironmentConfig
+from rltransformers.training.runs.lookback import lookback_of
 from tests.cli.test_runs import refused, run, work
 
 __all__ = ["work"]  # the fixture
@@ -134,6 +136,34 @@ def test_a_decision_transformer_shows_the_tokens_that_decide(mode: str) -> None:
     assert len(decider.jitter) == (4 if chooses else 0) and (chosen == {0}) != chooses
 
 
+@pytest.mark.parametrize("mode", ["refresh", "recompute", "banded", "critics", "chunk"])
+def test_the_look_back_of_an_evaluation_is_that_of_its_decisions(mode: str) -> None:
+    """Not of the stream that waits, of tokens behind which nothing is decided, or of candidates that are not taken."""
+    backbone = {"width": 16, "layers": 2, "heads": 2, "memory": 40}
+    settings: dict[str, Any] = {"policy_kwargs": {"backbone": backbone}}
+    if mode == "critics":
+        settings |= {"critic": "qt", "critic_kwargs": {"candidates": 4, "jitter": 5.0}}
+    else:
+        settings |= {"chunk": 3} if mode == "chunk" else {"acting_mode": mode}
+    env = "Pendulum-v1" if mode == "critics" else "CartPole-v1"
+    agent = offline(env, **settings)
+    played = play(agent, env, **SETTINGS | {"target_returns": [9.0], "env_kwargs": DRAWN, "episodes": 3})
+    with lookback_of(agent.policy.backbone, agent.decider()) as meter:
+        agent.evaluate(env, 9.0, 3, num_envs=2, seed=3, env_kwargs=DRAWN)
+    every = agent.policy.decide_every
+    for layer, found in meter.result().items():
+        rows = [
+            mass[layer][:, :, ::-1].reshape(2, -1)[:, 1:] for episode in played for mass in episode.attention[::every]
+        ]
+        expected = np.zeros((2, max(found.shape[1], *(row.shape[1] for row in rows))))
+        for row in rows:
+            expected[:, : row.shape[1]] += row / len(rows)
+        # Rounding of float32 in weights below 1.
+        np.testing.assert_allclose(found, expected[:, : found.shape[1]], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(expected.sum(1), 1.0, rtol=0, atol=1e-6)
+    assert len(meter.result()) == 2 and max(len(episode.outputs) for episode in played) > 8
+
+
 def test_attention_by_distance_belongs_to_these_tokens() -> None:
     """Distances 0 to 5 from the observation of a step, with three, two and one tokens per step."""
     mass = np.arange(1, 7, dtype=np.float32)[None]
@@ -183,8 +213,16 @@ def test_values_are_told_in_rewards() -> None:
     values = [float(output.value) * agent.reward_unit for output in episode.outputs]
     assert tracks["value"] == round_numbers(values)
     assert tracks["value error"][0] == pytest.approx(1 + agent.gamma * values[1] - values[0], rel=1e-3)
-    assert tracks["value error"][-1] is None or episode.ended, "what follows on a cut episode is unknown"
+    assert tracks["value error"][-1] is None or episode.ends[-1], "what follows on a cut episode is unknown"
     assert tracks["surprise"][0] == pytest.approx(-float(episode.outputs[0].log_prob), rel=1e-3)
+
+
+def test_values_of_actions_are_told_in_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = online(GTrXLDQN, "CartPole-v1")
+    monkeypatch.setattr(GTrXLDQN, "reward_unit", 50.0)
+    data = content_of(agent, *play(agent, "CartPole-v1", **SETTINGS | {"env_kwargs": DRAWN}))
+    (value,) = [track["lines"][0]["values"] for track in data["tracks"] if track["name"] == "value"]
+    assert value == [max(values) for values in data["actions"][0]["q_values"]]
 
 
 def content_of(agent: Any, *episodes: Episode) -> dict[str, Any]:
@@ -201,12 +239,26 @@ def test_every_component_of_an_action_has_classes_of_its_own() -> None:
     assert action_kind("a", spaces.Discrete(3, start=2)) == {"name": "a", "sizes": [3], "starts": [2]}
 
 
-@pytest.mark.parametrize("drawn", [None, [np.zeros((4, 4, 3), np.uint8)], np.zeros((0, 0, 3), np.uint8)])
+NO_PICTURES: list[Any] = [
+    None, [np.zeros((4, 4, 3), np.uint8)], np.zeros((0, 0, 3), np.uint8), np.zeros((3, 8, 8), np.uint8),
+    np.full((8, 8, 3), 0.5), np.full((8, 8, 3), 300), np.full((8, 8, 3), np.nan),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("drawn", NO_PICTURES)
 def test_what_is_no_picture_is_said(drawn: Any) -> None:
     env = gym.make("CartPole-v1", render_mode="rgb_array").unwrapped  # Gymnasium's checks would warn first
     env.render = lambda: drawn  # type: ignore[method-assign]
     with pytest.raises(DataError, match=r"render\(\) draws .*, no image"):
         play(online(env="CartPole-v1"), env, **SETTINGS)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_pictures_are_drawn_in_grey_and_in_color(channels: int) -> None:
+    shades = np.arange(5 * 6 * channels).reshape(5, 6, channels)
+    for drawn in (shades.astype(np.uint8), shades, shades.astype(np.float32)):
+        assert pixels(drawn).dtype == np.uint8 and (pixels(drawn).reshape(shades.shape) == shades).all()
+    assert pixels(np.zeros((5, 6, 1))).shape == (5, 6), "grey, which Pillow takes without channels"
 
 
 def test_attention_is_packed_with_small_errors() -> None:
@@ -240,7 +292,8 @@ def test_a_page_of_500_steps_stays_below_five_megabytes() -> None:
     noise = generator.integers(0, 256, (steps + 1, 170, 256, 3), np.uint8)
     weights = [generator.dirichlet(np.ones(t + 1), 4)[..., None].astype(np.float32) for t in range(steps)]
     repeated: dict[str, Any] = {
-        name: [getattr(short, name)[0]] * steps for name in ("observations", "outputs", "returns_to_go", "metrics")
+        name: [getattr(short, name)[0]] * steps
+        for name in ("observations", "outputs", "returns_to_go", "metrics", "ends")
     }
     attention = [{"layer0": each, "layer1": each[::-1]} for each in weights]
     long = replace(short, drawn=[*noise], attention=attention, rewards=[0.0] * steps, **repeated)
@@ -253,12 +306,16 @@ def test_a_page_of_500_steps_stays_below_five_megabytes() -> None:
 def test_pictures_fit_and_equal_ones_are_kept_once() -> None:
     generator = np.random.default_rng(0)
     noise = [*generator.integers(0, 256, (40, 80, 90, 3), np.uint8)]
-    pictures, number = compress([*noise, *noise], 200_000)
-    assert sum(map(len, pictures)) <= 200_000 and len(pictures) == 40 and number == [*range(40)] * 2
-    pictures, number = compress(noise, 4_000)
-    assert sum(map(len, pictures)) <= 4_000 and max(number) == len(pictures) - 1 < 39 and number == sorted(number)
+    pictures, numbers, stride = compress([noise, noise], 200_000)
+    assert sum(map(len, pictures)) <= 200_000 and len(pictures) == 40 and numbers == [[*range(40)]] * 2 and stride == 1
+    pictures, numbers, stride = compress([noise[:11], noise[11:]], 4_000)
+    assert sum(map(len, pictures)) <= 4_000 and stride > 1
+    first = -(-11 // stride)  # pictures of the first episode, none of which stands for the second one
+    assert numbers == [[t // stride for t in range(11)], [first + t // stride for t in range(29)]]
+    pictures, numbers, stride = compress([[frame] * 3 for frame in noise], 4_000)
+    assert len(pictures) == 40 and stride == 4, "an episode keeps one picture"
     small = generator.integers(0, 256, (5, 6, 3), np.uint8)
-    ((picture,), _) = compress([small], 4_000)
+    ((picture,), _, _) = compress([[small]], 4_000)
     with Image.open(io.BytesIO(base64.b64decode(picture))) as image:
         np.testing.assert_array_equal(np.asarray(image.convert("RGB")), small)
 
@@ -319,7 +376,79 @@ def test_long_episodes_are_shown_in_part(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(watch, "MOST_STEPS", 3)
     (episode,) = play(online(), CUE, **SETTINGS | {"env_kwargs": {"delay": 9}})
     assert [len(each) for each in (episode.outputs, episode.rewards, episode.attention)] == [3, 3, 3]
-    assert episode.length == 11 and not episode.ended
+    assert episode.length == 11 and not any(episode.ends)
+
+
+class Lives(gym.Env[Any, Any]):
+    """Draws the number of the step; a life lasts 4 of its 12 steps."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space = spaces.Box(0, 12, (1,), np.float32)
+    action_space = spaces.Discrete(3, start=12344)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return np.full(1, self.t, np.float32), 12345.6, self.t == 12, False, {}
+
+    def render(self) -> np.ndarray:
+        return np.full((8, 8, 3), self.t, np.uint8)
+
+
+class LifeEnds(gym.Wrapper[Any, Any, Any, Any]):
+    """Calls the loss of a life an end, and goes on behind it."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        goes_on = options.get("seed") is None and 0 < self.unwrapped.t < 12  # type: ignore[attr-defined]
+        return (np.full(1, 4, np.float32), {}) if goes_on else super().reset(**options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, ended, cut, info = super().step(action)
+        return observation, reward, ended or self.unwrapped.t % 4 == 0, cut, info  # type: ignore[attr-defined]
+
+
+def test_lost_lives_leave_frames_at_their_steps_and_nothing_to_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GTrXLPPO, "reward_unit", 1e6)  # beside which values of a new policy are not rounded away
+    agent = GTrXLPPO("GTrXLPolicy", Lives, n_steps=8, policy_kwargs={"backbone": SMALL}, device="cpu")
+    (episode,) = play(agent, Lives, **SETTINGS | {"wrappers": [Monitor, LifeEnds]})
+    assert [int(frame[0, 0, 0]) for frame in episode.drawn] == [*range(13)]
+    values = [float(output.value) * agent.reward_unit for output in episode.outputs]
+    (errors,) = [
+        track["lines"][0]["values"] for track in content_of(agent, episode)["tracks"] if track["name"] == "value error"
+    ]
+    expected = [12345.6 - values[t] + (0.0 if t % 4 == 3 else agent.gamma * values[t + 1]) for t in range(len(values))]
+    assert len(values) == 12 and errors == round_numbers(expected)
+
+
+def test_integers_are_not_rounded_and_returns_keep_more_digits(tmp_path: Path) -> None:
+    assert round_numbers([123457, 12345.6, 0.123456, None, np.inf]) == [123457, 12346, 0.1235, None, None]
+    agent = GTrXLPPO("GTrXLPolicy", Lives, n_steps=8, policy_kwargs={"backbone": SMALL}, device="cpu")
+    (episode,) = content(look(agent, Lives, tmp_path / "a.html"))["episodes"]
+    assert {action for (action,) in episode["actions"][0]["action"]} <= {12344, 12345, 12346}
+    assert episode["total"] == 148147.2
+    lines = {track["name"]: track["lines"][0]["values"] for track in episode["tracks"]}
+    assert lines["return so far"][:2] == [12345.6, 24691.2] and lines["reward"][0] == 12346
+
+
+def test_a_page_says_which_steps_have_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    agent = GTrXLPPO("GTrXLPolicy", Lives, n_steps=8, policy_kwargs={"backbone": SMALL}, device="cpu")
+    monkeypatch.setattr("rltransformers.look.page.LEAST_PICTURES", 300)
+    monkeypatch.setattr("rltransformers.look.page.LARGEST_PAGE", 0)
+    data = content(look(agent, Lives, tmp_path / "a.html"))
+    (number,) = [episode["picture"] for episode in data["episodes"]]
+    stride = number.count(0)
+    assert stride > 1 and f"pictures are those of the steps 0, {stride}, {2 * stride}, ..., and stand" in data["note"]
+
+
+def test_a_policy_of_advantages_reads_an_advantage(tmp_path: Path) -> None:
+    data = content(look(offline(mode="advantage"), "CartPole-v1", tmp_path / "a.html", env_kwargs=DRAWN))
+    assert data["kinds"] == ["advantage", "observation", "action"]
 
 
 def test_what_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import io
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -100,13 +100,13 @@ def plot_return_versus_target(
     _write(figure, path)
 
 
-def plot_lookback(path: Path, attention: Sequence[ArrayLike], title: str) -> None:
-    """How far back every head looks: ``attention`` holds mean weights [heads, look-back] of every layer.
+def plot_lookback(path: Path, attention: Mapping[str, ArrayLike], title: str) -> None:
+    """How far back every head looks: ``attention`` holds mean weights [heads, look-back] by layer ("layer0").
 
     Column d is for d tokens ago, and the name of a head says how many that is on average. Raises ConfigError when there
     is no layer, or one of another shape.
     """
-    layers = [np.asarray(layer, dtype=np.float64) for layer in attention]
+    layers = [np.asarray(layer, dtype=np.float64) for layer in attention.values()]
     shapes = [layer.shape for layer in layers]
     if not layers or any(len(shape) != 2 or not all(shape) or shape[1] != shapes[0][-1] for shape in shapes):
         raise ConfigError(f"a look-back picture needs an array [heads, look-back] of every layer, got shapes {shapes}")
@@ -118,7 +118,11 @@ def plot_lookback(path: Path, attention: Sequence[ArrayLike], title: str) -> Non
         np.sqrt(weights), aspect="auto", origin="lower", cmap="viridis", vmin=0.0, interpolation="nearest"
     )
     means = iter(weights @ np.arange(lookback) / weights.sum(1).clip(min=1e-12))
-    names = [f"layer {i}, head {h}: {next(means):.1f} ago" for i, layer in enumerate(layers) for h in range(len(layer))]
+    names = [
+        f"{name.replace('layer', 'layer ')}, head {head}: {next(means):.1f} ago"
+        for name, layer in zip(attention, layers, strict=True)
+        for head in range(len(layer))
+    ]
     axes.set_yticks(range(rows), names, fontsize=8)
     axes.hlines(
         np.cumsum([len(layer) for layer in layers])[:-1] - 0.5, -0.5, lookback - 0.5, color="1.0", linewidth=1.5

@@ -109,7 +109,7 @@ def test_no_group_gets_lost_behind_a_name(make: Make) -> None:
 def test_names_in_pictures_are_no_formulas(make: Make) -> None:
     path = make("a", [1.0, 2.0])
     compare({"$x^$": path, r"\frac $_$": path}).plot("curves.png")
-    plot_lookback(Path("lookback.png"), [np.ones((2, 3))], "$x^$")
+    plot_lookback(Path("lookback.png"), {"layer0": np.ones((2, 3))}, "$x^$")
 
 
 DAMAGE: dict[str, tuple[str, bytes]] = {

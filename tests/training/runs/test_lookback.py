@@ -28,8 +28,11 @@ def test_attention_of_all_calls_is_averaged_and_outputs_stay() -> None:
         # Explicit weights and the fused kernel round differently in float32.
         torch.testing.assert_close(during, before, rtol=0, atol=1e-5)
         assert torch.equal(before, act())
-    weights = meter.result()
-    assert len(weights) == 3 and all(layer.shape == weights[0].shape and layer.shape[1] >= 6 for layer in weights)
+    found = meter.result()
+    weights = list(found.values())
+    assert list(found) == ["layer0", "layer1", "layer2"] and all(
+        layer.shape == weights[0].shape and layer.shape[1] >= 6 for layer in weights
+    )
     # Every token's weights sum to one; float32 rounding over 7 calls stays far below 1e-5.
     np.testing.assert_allclose([layer.sum(1) for layer in weights], np.ones((3, 2)), rtol=0, atol=1e-5)
 
@@ -41,10 +44,10 @@ def test_attention_of_a_token_is_the_same_in_a_step_and_in_a_long_call() -> None
     backbone = Backbone(BackboneConfig.preset("gtrxl", width=18, layers=2, heads=3, memory=4)).eval()
     x, records = torch.randn(2, 45, 18), list[tuple[Record, torch.Tensor]]()
 
-    def collect(record: Record, tokens: torch.Tensor) -> None:
+    def collect(record: Record, tokens: torch.Tensor, timestep: torch.Tensor | None) -> None:
         records.append((record, tokens))
 
-    with recording(backbone, lambda: Record(weights=True, attention={}), collect):
+    with recording(backbone, collect):
         backbone(x)
         state = backbone.initial_state(2, cached=True)
         for t in range(45):
@@ -56,15 +59,15 @@ def test_attention_of_a_token_is_the_same_in_a_step_and_in_a_long_call() -> None
         torch.testing.assert_close(mass.sum(-1), torch.ones(2, 3), rtol=0, atol=1e-6)
 
 
-def test_calls_of_different_length_are_padded() -> None:
+def test_decisions_count_alike_and_are_padded() -> None:
     meter = LookbackMeter()
-    meter.add({"layer0": torch.tensor([[1.0, 0.0], [0.0, 1.0]])})
-    meter.add({"layer0": torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])})
-    meter.add({"layer0": torch.tensor([[1.0, 0.0], [0.0, 1.0]])})
-    np.testing.assert_array_equal(meter.result(), [[[2 / 3, 0.0, 1 / 3], [0.0, 2 / 3, 1 / 3]]])
+    meter.add({"layer1": torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]])})
+    meter.add({"layer1": torch.tensor([[[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]])})
+    meter.add({"layer1": torch.zeros(0, 2, 2)})
+    np.testing.assert_array_equal(meter.result()["layer1"], [[2 / 3, 0.0, 1 / 3], [0.0, 2 / 3, 1 / 3]])
 
 
 def test_a_backbone_without_weights_is_refused() -> None:
-    assert LookbackMeter().result() == []
+    assert LookbackMeter().result() == {}
     with pytest.raises(ConfigError, match=r"no attention weights.*leave the picture out"):
         LookbackMeter().add({})

@@ -308,7 +308,7 @@ def test_the_pictures_are_drawn(tmp_path: Path) -> None:
     folder.write_final(results)
     assert read_results(folder.evaluation) == results
     plot_return_versus_target(tmp_path / "target.png", results, "title")
-    plot_lookback(tmp_path / "lookback.png", [np.ones((2, 5)) / 5, np.ones((1, 5)) / 5], "title")
+    plot_lookback(tmp_path / "lookback.png", {"layer0": np.ones((2, 5)) / 5, "layer1": np.ones((1, 5)) / 5}, "title")
     for name in ("learning_curve.png", "target.png", "lookback.png"):
         assert (tmp_path / name).read_bytes().startswith(PNG)
 
@@ -332,9 +332,9 @@ def test_a_line_of_returns_lies_in_its_interval_where_targets_are_discounted(mon
 def test_a_look_back_picture_says_how_far_every_head_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plots, "_write", lambda figure, path: drawn.append(figure.axes[0]))
-    plot_lookback("x.png", [[[1.0, 0.0, 0.0], [0.25, 0.25, 0.5]], [[0.0, 0.0, 0.5]]], "title")
+    plot_lookback("x.png", {"layer1": [[1.0, 0.0, 0.0], [0.25, 0.25, 0.5]], "layer3": [[0.0, 0.0, 0.5]]}, "title")
     names = [label.get_text() for label in drawn[0].get_yticklabels()]
-    assert names == ["layer 0, head 0: 0.0 ago", "layer 0, head 1: 1.2 ago", "layer 1, head 0: 2.0 ago"]
+    assert names == ["layer 1, head 0: 0.0 ago", "layer 1, head 1: 1.2 ago", "layer 3, head 0: 2.0 ago"]
 
 
 def test_target_returns_without_data_are_shaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +361,7 @@ def test_pictures_without_their_data_are_refused(tmp_path: Path) -> None:
         plot_return_versus_target(tmp_path / "x.png", [result(1.0)], "title")
     for wrong in ([np.ones(3)], [], [np.ones((2, 3)), np.ones((2, 4))]):
         with pytest.raises(ConfigError, match=r"\[heads, look-back\] of every layer"):
-            plot_lookback(tmp_path / "x.png", wrong, "title")
+            plot_lookback(tmp_path / "x.png", {f"layer{i}": each for i, each in enumerate(wrong)}, "title")
 
 
 def test_normalization_comes_back_without_pickle(tmp_path: Path) -> None:
