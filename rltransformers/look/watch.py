@@ -129,18 +129,18 @@ class Watch:
         leaves = observation if isinstance(observation, Mapping) else {"": observation}
         seen = {path: np.asarray(leaf[0]) for path, leaf in leaves.items()}
         masks = None if action_masks is None else action_masks[0]
-        episode, decided = self.episodes[-1], list[tuple[Record, dict[str, Tensor]]]()
+        episode, calls = self.episodes[-1], list[tuple[Record, dict[str, Tensor]]]()
         notes = len(episode.outputs) < MOST_STEPS
 
         def collect(record: Record, attention: dict[str, Tensor], step: Tensor | None) -> None:
-            decided.append((record, attention))
+            calls.append((record, attention))
 
         with decisions(self.backbone, self.decider, collect) if notes else nullcontext():
             output = self.actor.decide(
                 seen if isinstance(observation, Mapping) else seen[""], float(reward[0]), masks, generator=generators[0]
             )
         if notes:
-            ((record, attention),) = decided
+            ((record, attention),) = calls
             group = self.backbone.config.tokens_per_step
             episode.target = self.target
             episode.observations.append(seen)

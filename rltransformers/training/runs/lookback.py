@@ -83,23 +83,23 @@ def decisions(
     that critics choose. Their attention is [B, H, L] per layer. The number of the step in its episode [B] is handed on
     with it where there is a decider. Steps that run as machine code are not seen.
     """
-    waiting: list[tuple[Record, Tensor, Tensor]] = []  # for the choice of critics
+    calls: list[tuple[Record, Tensor, Tensor]] = []  # for the choice of critics
 
     def hand_on(candidate: Tensor | int) -> None:
         assert decider is not None
-        record, x, step = waiting.pop()
+        record, x, step = calls.pop()
         rows = decider.rows(step, candidate)
         collect(record, {name: mass[rows] for name, mass in newest_attention(record, x).items()}, step)
 
     def note_choice(module: nn.Module, args: tuple[Any, ...], values: Tensor) -> None:
-        if decider is not None and waiting and values.shape[-1] == len(decider.jitter):
+        if decider is not None and calls and values.shape[-1] == len(decider.jitter):
             hand_on(values.amin(0).argmax(1))
 
     def note_call(record: Record, x: Tensor, timestep: Tensor | None) -> None:
         if decider is None or timestep is None:
             collect(record, newest_attention(record, x), None)
             return
-        waiting.append((record, x, timestep[:: decider.prefixes * max(decider.streams, 1), -1]))
+        calls.append((record, x, timestep[:: decider.prefixes * max(decider.streams, 1), -1]))
         if decider.prefixes == 1:
             hand_on(0)
 
