@@ -48,6 +48,16 @@ def mask_space(action_space: Space) -> spaces.MultiBinary:
     return spaces.MultiBinary(size)
 
 
+def check_mask_order(ours: Space, theirs: Space) -> None:
+    """Raise ConfigError where the keys of actions ``theirs`` have another order than ``ours``, which masks follow."""
+    mine, other = list(leaf_spaces(ours)), list(leaf_spaces(theirs))
+    if mine != other:
+        raise ConfigError(
+            f"masks of actions hold the choices of one key after another, here in the order {other} and in training in "
+            f"the order {mine}; give the keys of the action space, and the masks, in that order"
+        )
+
+
 def is_mask(leaf: Space | None, action_space: Space) -> bool:
     """Whether a leaf of an observation can hold masks of these actions: an entry 0 or 1 for every choice."""
     counts = isinstance(leaf, spaces.MultiBinary) or (

@@ -11,7 +11,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
@@ -140,11 +140,26 @@ def annotations(function: Callable[..., Any], **names: Any) -> dict[str, Any]:
 def constructor_annotations(kind: type) -> dict[str, Any]:
     """``annotations`` of a constructor, with those of the ones that it hands ``**kwargs`` on to."""
     hints: dict[str, Any] = {}
-    for make in (vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)):
+    for make in _constructors(kind):
         hints = annotations(make) | hints
+    return hints
+
+
+def constructor_defaults(kind: type) -> dict[str, Any]:
+    """Defaults of the arguments that ``constructor_annotations`` names, but for those that have none."""
+    defaults: dict[str, Any] = {}
+    for make in _constructors(kind):
+        parts = inspect.signature(make).parameters.values()
+        defaults = {part.name: part.default for part in parts if part.default is not part.empty} | defaults
+    return defaults
+
+
+def _constructors(kind: type) -> Iterator[Callable[..., Any]]:
+    """The constructor of a class, and those that it hands ``**kwargs`` on to."""
+    for make in (vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)):
+        yield make
         if all(part.kind is not part.VAR_KEYWORD for part in inspect.signature(make).parameters.values()):
             break
-    return hints
 
 
 def shown(value: Any) -> str:

@@ -23,6 +23,12 @@ LARGEST_SPACE = 2**28
 LARGEST_LAYER = 2**28
 """Bytes of the largest weight that a leaf of a space may ask for; Adam keeps three times as much beside it."""
 SPACES = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
+PRINTED_TYPES = (
+    *("bool", "float16", "float32", "float64"),
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+)
+PRINTED_GAP = re.compile(r"('[^']*'|\"[^\"]*\")|([\d.\]]|inf|True|False)\s+(?=[-\d\[]|inf|True|False)")
+"""A quoted text, which stays as it is, or a number and the blanks between it and the next in a printed array."""
 SUPPORTED_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -61,9 +67,13 @@ def observation_leaves(space: Space) -> dict[str, Space]:
 
 
 def is_nested(space: Space) -> bool:
-    """Whether the space is a Tuple, or a Dict that holds a Dict or a Tuple; Stable-Baselines3 refuses those."""
+    """Whether the space is a Tuple, or a Dict that holds a Dict or a Tuple, or has keys that are no texts.
+
+    Stable-Baselines3 refuses those, or fails in them.
+    """
     if isinstance(space, spaces.Dict):
-        return any(isinstance(member, spaces.Dict | spaces.Tuple) for member in space.values())
+        members = space.spaces.items()
+        return any(not isinstance(key, str) or isinstance(each, spaces.Dict | spaces.Tuple) for key, each in members)
     return isinstance(space, spaces.Tuple)
 
 
@@ -322,7 +332,6 @@ def space_from_text(text: str) -> Space:
     What a Box, a Discrete, a MultiDiscrete or a MultiBinary prints is read, too. Nothing in a text is executed.
     Raises ConfigError for a text that makes no space.
     """
-    types = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8, "int64": np.int64, "inf": np.inf}
 
     def value(node: ast.AST) -> Any:
         match node:
@@ -332,12 +341,13 @@ def space_from_text(text: str) -> Space:
                 if name == "Box":
                     _check_size(options.get("shape", arguments[2] if len(arguments) > 2 else ()))
                     dtype = options.get("dtype", arguments[3] if len(arguments) > 3 else np.float32)
-                    arguments[:2] = [
-                        np.asarray(each, dtype) if isinstance(each, list) else each for each in arguments[:2]
-                    ]
+                    bounds = (int(each) if isinstance(each, bool) else each for each in arguments[:2])
+                    arguments[:2] = [np.asarray(each, dtype) if isinstance(each, list) else each for each in bounds]
                 return getattr(spaces, name)(*arguments, **options)
-            case ast.Name(id=name) if name in types:
-                return types[name]
+            case ast.Name(id="inf"):
+                return math.inf
+            case ast.Name(id=name) if name in PRINTED_TYPES:
+                return np.dtype(name).type
             case ast.UnaryOp(op=ast.USub()):
                 return -value(node.operand)
             case ast.List() | ast.Tuple():
@@ -350,7 +360,8 @@ def space_from_text(text: str) -> Space:
         raise ValueError(f"{ast.unparse(node)} is no part of a space")
 
     try:
-        space = value(ast.parse(re.sub(r"(?<=[\d.\]])\s+(?=[-\d\[])", ", ", text.strip()), mode="eval").body)
+        with_commas = PRINTED_GAP.sub(lambda found: found[1] or f"{found[2]}, ", text.strip())
+        space = value(ast.parse(with_commas, mode="eval").body)
         if not isinstance(space, gym.Space):
             raise ValueError(f"{shown(space)} is no space")
         space_from_json(space_to_json(space))  # of a size that memory holds

@@ -134,7 +134,7 @@ class Random:
 
 def _random_leaf(space: Space, batch: int, generator: np.random.Generator) -> Array:
     if isinstance(space, spaces.Discrete):
-        return generator.integers(space.start, space.start + space.n, batch, dtype=np.int64)
+        return generator.integers(space.start, space.start + space.n, batch).astype(space.dtype, copy=False)
     if isinstance(space, spaces.MultiDiscrete):
         draws = generator.integers(space.start, space.start + space.nvec, (batch, *space.shape))
         return draws.astype(space.dtype, copy=False)

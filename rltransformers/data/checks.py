@@ -127,7 +127,7 @@ def check_layout_of(space: Space, stored: Space, role: str, name: str, guessed: 
 def takes_layout(space: Space, stored: Space) -> bool:
     """Whether a space is a stored one, but for bounds and width of Boxes and for further classes."""
     left, right = leaf_spaces(space), leaf_spaces(stored)
-    return list(left) == list(right) and all(_same_leaf(leaf, right[path]) for path, leaf in left.items())
+    return left.keys() == right.keys() and all(_same_leaf(leaf, right[path]) for path, leaf in left.items())
 
 
 def _same_leaf(leaf: Space, stored: Space) -> bool:

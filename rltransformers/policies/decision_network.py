@@ -8,7 +8,6 @@ outputs, L steps of the longest episode.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -35,8 +34,8 @@ from rltransformers.policies.observations import (
     fit_action_sequences,
     fit_observation,
     fit_sequences,
-    fit_vector,
     flat_masks,
+    flat_steps,
     read_task,
 )
 from rltransformers.policies.observed import Encoding, observation_parts
@@ -282,13 +281,14 @@ class DecisionPolicy(nn.Module):
         arrays, _ = fit_observation(self.observation_leaves, flat)
         taken = fit_action_sequences(self.head.spaces, actions, rows, steps)
         if action_masks is not None or self.masks:
-            arrays[ACTION_MASK] = masks_of_step(arrays, flat_masks(action_masks), self.action_space)
-        count, device = rows * steps, self.head.linear.weight.device
-        numbers = [
-            fit_vector(0.0 if each is None else np.reshape(each, -1), count, what)
+            arrays[ACTION_MASK] = masks_of_step(arrays, flat_masks(action_masks, rows, steps), self.action_space)
+        device = self.head.linear.weight.device
+        asked, timestep = (
+            to_tensor(
+                flat_steps(0.0 if each is None else each, rows, steps, what).reshape(rows, steps), device
+            ).double()
             for each, what in ((return_to_go, "return_to_go"), (timesteps, "timesteps"))
-        ]
-        asked, timestep = (to_tensor(each.reshape(rows, steps), device) for each in numbers)
+        )
         asked = self.best_bin(asked)
         timestep = torch.arange(steps, device=device).expand(rows, -1) if timesteps is None else timestep.long()
         seen, done = (

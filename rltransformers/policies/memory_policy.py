@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor
 
@@ -33,7 +34,7 @@ from rltransformers.core.spaces import (
     space_to_json,
     split_members,
 )
-from rltransformers.core.values import NOT_FINITE, to_tensor
+from rltransformers.core.values import NOT_FINITE, all_members, as_array, to_tensor
 from rltransformers.data.rollout import action_layout, observation_layout
 from rltransformers.functional.call import EVERY, episode_positions
 from rltransformers.memory.interface import Cached
@@ -48,6 +49,7 @@ from rltransformers.policies.observations import (
     fit_sequences,
     fit_starts,
     flat_masks,
+    flat_steps,
     tree_space,
 )
 from rltransformers.policies.output import PolicyOutput
@@ -357,7 +359,7 @@ class MemoryPolicy(BasePolicy):
         self.end_training_mode()
         flat, shape = fit_sequences(self.observation_leaves, observations, "observations")
         arrays, _ = fit_observation(self.observation_leaves, flat)
-        add_masks(arrays, flat_masks(action_masks), self.action_space, takes=self.masks, needs=self.masks)
+        add_masks(arrays, flat_masks(action_masks, *shape), self.action_space, takes=self.masks, needs=self.masks)
         leaves = {path: leaf.unflatten(0, shape) for path, leaf in self.leaves_to_tensors(arrays).items()}
         flat = fit_action_sequences(self.action_head.spaces, actions, *shape)
         device, (rows, steps) = self.action_head.linear.weight.device, shape
@@ -366,7 +368,8 @@ class MemoryPolicy(BasePolicy):
             for path, (_, dtype) in self.action_layout.items()
         }
         taken = self.action_head.as_drawn(executed)
-        first = to_tensor(fit_starts(episode_starts, rows * steps), device).view(shape)
+        starts = None if episode_starts is None else flat_steps(episode_starts, *shape, "episode_starts")
+        first = to_tensor(fit_starts(starts, rows * steps), device).view(shape)
         if state is None:
             first[:, 0], before = True, self.initial_state(rows, cached=False)
         else:
@@ -376,7 +379,8 @@ class MemoryPolicy(BasePolicy):
             raise ConfigError("this policy reads rewards: evaluate_actions(..., rewards=...), what the actions earned")
         if self.actor.backbone.finite_positions:
             self.actor.backbone.check_places(episode_positions(before.actor.tensors["position"], first))
-        earned = fit_rewards(0.0 if rewards is None else np.reshape(rewards, -1), np.zeros(rows * steps, bool))
+        given = flat_steps(0.0 if rewards is None else rewards, *shape, "rewards")
+        earned = fit_rewards(given, np.zeros(rows * steps, bool))
         gains = to_tensor(earned, device, before.previous_reward.dtype).view(shape)
         features, value_features, after = self.run_backbones(before.inputs(leaves, taken, gains, first), before)
         outputs, values = self._read(features, value_features, leaves)
@@ -398,6 +402,20 @@ class MemoryPolicy(BasePolicy):
     def check_state(self, state: Any, rows: int) -> None:
         """Raise ConfigError unless ``state`` is one of this policy, of ``rows`` environments."""
         check_state(state, PolicyState, rows)
+        done = state.previous_action
+        shapes = {path: shape for path, (shape, _) in self.action_layout.items()}
+        fits = {path: leaf.shape[1:] for path, leaf in done.items()} == shapes
+        if fits and self.uses_previous_action:  # an embedding has rows for the actions of this policy alone
+            leaves = self.action_head.spaces.items()
+            classes = [
+                (path, leaf) for path, leaf in leaves if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
+            ]
+            fits = all(all_members(leaf, as_array(done[path])) for path, leaf in classes)
+        if not fits:
+            raise ConfigError(
+                f"the state is of a policy with other actions than {self.action_space}; pass what this one returned, "
+                "or None"
+            )
         self.actor.backbone.check_state(state.actor)
         if (self.critic is None) is not (state.critic is None):
             raise ConfigError(

@@ -123,9 +123,22 @@ def fit_action_sequences(leaves: Mapping[str, Space], actions: Any, rows: int, s
     return flat
 
 
-def flat_masks(masks: Any) -> Any:
-    """Masks of sequences [B, T, M] as [B T, M]; what is none as it is."""
-    return np.reshape(masks, (-1, np.shape(masks)[-1])) if np.ndim(masks) == 3 else masks
+def flat_masks(masks: Any, rows: int, steps: int) -> np.ndarray | None:
+    """Masks of sequences [B, T, M] as [B T, M], None for none; raise DataError for other sequences."""
+    if masks is None:
+        return None
+    array = _numbers(masks, "action_masks")
+    if array.shape[:2] != (rows, steps) or array.ndim < 3:
+        raise DataError(f"action_masks have shape [B, T, M], here ({rows}, {steps}, M), got {array.shape}")
+    return array.reshape(rows * steps, *array.shape[2:])
+
+
+def flat_steps(values: Any, rows: int, steps: int, what: str) -> np.ndarray:
+    """One number for every step [B, T], or one for all, as [B T]; raise DataError for another shape."""
+    array = _numbers(values, what)
+    if array.shape not in ((), (rows, steps), (rows, steps, 1)):
+        raise DataError(f"{what} must be a number, or one per step [B, T], here {rows, steps}; got shape {array.shape}")
+    return np.broadcast_to(array.reshape(array.shape[:2]), (rows, steps)).reshape(-1)
 
 
 def fit_rewards(reward: Any, start: np.ndarray) -> np.ndarray:

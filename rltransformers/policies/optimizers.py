@@ -116,7 +116,10 @@ def over(optimizer: torch.optim.Optimizer, module: nn.Module, groups: list[dict[
     wanted, held = (
         [[id(each) for each in group["params"]] for group in some] for some in (groups, optimizer.param_groups)
     )
-    return optimizer if held == wanted else kind(groups, **optimizer.defaults)
+    options = dict(optimizer.defaults)
+    if issubclass(kind, torch.optim.AdamW):
+        options.pop("decoupled_weight_decay", None)  # of Adam, which AdamW sets itself
+    return optimizer if held == wanted else kind(groups, **options)
 
 
 def decay_groups(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Policies that users make from those of this package: found by name, checked, stored, and learned whole."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,10 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, did_you_mean
-from rltransformers.core.ranges import check_settings, constructor_annotations, shown
+from rltransformers.core.ranges import check_settings, constructor_annotations, constructor_defaults, shown
 from rltransformers.policies.extractors import subclasses
+from rltransformers.policies.observed import read_observation
+from rltransformers.policies.readouts.catalogue import read_readout
 
 GIVEN_FIRST = ("observation_space", "action_space", "lr_schedule")
 """Positional arguments of a policy in the order in which Stable-Baselines3 gives them."""
@@ -50,25 +53,36 @@ WITHOUT_CHANGE = ("losses", "checkpoint", "compute_dtype", "ff_chunks")
 """Settings of a backbone that can be others on load: outputs stay the same, but for rounding."""
 
 
-def check_same_network(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+NO_NETWORK = ("optimizer", "optimizer_kwargs", "epsilon")
+"""Keywords of a policy that can be others on load: how it learns, and how often ``predict`` explores."""
+
+
+def check_same_network(kind: type[BasePolicy], stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Raise ConfigError where the keywords ``given`` make another function of the weights than the ``stored`` ones.
 
-    Shapes tell most of them apart; these are settings that shapes cannot tell.
+    What a policy of ``kind`` is made without has its default.
     """
-    parts = []
-    for keywords in (stored, given):
-        config = BackboneConfig.from_dict(keywords.get("backbone") or {})
-        fields = {f"backbone.{name}": value for name, value in config.to_dict().items() if name not in WITHOUT_CHANGE}
-        rest = {name: keywords.get(name) for name in ("observation", "log_std_init")}
-        parts.append(fields | rest)
-    ours, theirs = parts
-    changed = [name for name in ours if ours[name] != theirs[name]]
+    ours, theirs = (_network_of(constructor_defaults(kind) | dict(keywords)) for keywords in (stored, given))
+    changed = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
     if changed:
         name = changed[0]
         raise ConfigError(
-            f"policy_kwargs.{name} is {shown(theirs[name])} and was {shown(ours[name])} when the weights were learned; "
-            "they would compute something else, so leave it as it was"
+            f"policy_kwargs.{name} is {shown(theirs.get(name))} and was {shown(ours.get(name))} when the weights were "
+            "learned; they would compute something else, so leave it as it was"
         )
+
+
+def _network_of(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """What says which function a network is, by name; different ways to write one setting are the same."""
+    config = BackboneConfig.from_dict(keywords.get("backbone") or {})
+    fields = {f"backbone.{name}": value for name, value in config.to_dict().items() if name not in WITHOUT_CHANGE}
+    rest = {name: value for name, value in keywords.items() if name not in ("backbone", *NO_NETWORK)}
+    read = rest | {"observation": read_observation(rest.get("observation")).to_dict()}
+    read["features_extractor_kwargs"] = rest.get("features_extractor_kwargs") or {}
+    readout = read_readout(rest.get("readout"))
+    read["readout"] = None if readout is None else readout.to_dict()
+    plain: dict[str, Any] = json.loads(json.dumps(stored_kwargs(read)))  # lists in place of tuples, as in files
+    return fields | plain
 
 
 def stored_kwargs(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from rltransformers.core.checkpoint import File, check_optimizer, check_same, co
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError, one_line, refuse_unknown
 from rltransformers.core.ranges import check
+from rltransformers.core.spaces import Space, leaf_spaces, space_from_json
 
+ROLES = ("observation", "action")
 PICKLED_BY_SB3 = (
     *("lr_schedule", "clip_range", "clip_range_vf", "exploration_schedule", "observation_space", "action_space"),
     *("policy_class", "rollout_buffer_class", "rollout_buffer_kwargs", "replay_buffer_class", "replay_buffer_kwargs"),
@@ -37,6 +39,7 @@ def take_parameters(
     source: File | Mapping[str, Any],
     exact: bool,
     kind: str,
+    spaces: tuple[Space, Space],
     device: torch.device | str = "cpu",
 ) -> Mapping[str, Any]:
     """Load state dictionaries into the parts of their names; what does not fit changes nothing.
@@ -46,18 +49,24 @@ def take_parameters(
     Args:
         source: state dictionaries by name, or a checkpoint of ``kind``.
         exact: every part is there, with every parameter.
+        spaces: of the observations and actions that the parts are for.
         device: where tensors of a checkpoint are read to.
 
     Raises:
         CheckpointError: when the file is missing, corrupt, or of another agent.
-        ConfigError: for an unknown part, a missing one, another shape, or a weight that is not finite.
+        ConfigError: for an unknown part, a missing one, another shape, a weight that is not finite, or a checkpoint
+            whose spaces have the same keys in another order.
     """
     if isinstance(source, Mapping):
         tensors = states = source
     else:
-        tensors = load_checkpoint(source, kind, find_device(device)).tensors
+        checkpoint = load_checkpoint(source, kind, find_device(device))
+        tensors = checkpoint.tensors
         with contents_of(source, kind):
             states = {name: tensors[place_of(name)] for name in parts}
+            stored = [space_from_json(checkpoint.settings[f"{role}_space"]) for role in ROLES]
+        for role, ours, theirs in zip(ROLES, spaces, stored, strict=True):
+            _check_order(role, list(leaf_spaces(ours)), list(leaf_spaces(theirs)), kind)
     refuse_unknown(states, parts, source="parameters")
     for name, value in states.items():
         check(value, Mapping[str, Any], f"parameters.{name}")
@@ -82,6 +91,15 @@ def take_parameters(
             else:
                 part.load_state_dict(states[name])
     return tensors
+
+
+def _check_order(role: str, ours: list[str], theirs: list[str], kind: str) -> None:
+    """Raise ConfigError for the same leaves in another order, in which their weights stand."""
+    if ours != theirs and sorted(ours) == sorted(theirs):
+        raise ConfigError(
+            f"the weights in the file are for the {role} keys in the order {theirs}, this agent has them in the order "
+            f"{ours}; {kind}.load(path, ...) makes an agent in the order of the file"
+        )
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Saving, loading, resuming and repeating runs of GTrXLPPO and GTrXLVMPO."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -15,6 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
@@ -32,12 +33,14 @@ from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.envs import NoveltyBonus, make_vec_env
+from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.training.online.carry import MemoryRefresh
 from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.online.online_checkpoint import GENERATORS, tensors_of
+from tests.agents.masked_envs import Locks
 from tests.agents.rollouts import ON_POLICY
-from tests.agents.tiny_envs import AnySpace, Walk
+from tests.agents.tiny_envs import AnySpace, Stroll, Walk
 
 BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 1, "heads": 2, "memory": 4}
 STEPS = 2 * 12
@@ -314,7 +317,7 @@ def test_a_damaged_or_foreign_file_is_named_as_such(tmp_path: Path) -> None:
 
 def test_a_size_that_is_not_that_of_the_checkpoint_is_named_as_such(tmp_path: Path) -> None:
     agent().save(tmp_path / "model")
-    with pytest.raises(ConfigError, match="does not fit with policy_kwargs replaced"):
+    with pytest.raises(ConfigError, match=r"policy_kwargs\.head_width is 7 and was 0"):
         GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": BACKBONE, "head_width": 7})
 
 
@@ -327,10 +330,80 @@ def test_keywords_that_make_another_function_of_the_same_weights_are_refused(tmp
     ):
         with pytest.raises(ConfigError, match=rf"policy_kwargs\.backbone\.{name}.* when the weights were learned"):
             GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": {**BACKBONE, **changed}})
-    with pytest.raises(ConfigError, match=r"log_std_init is -3\.0 and was None"):
+    with pytest.raises(ConfigError, match=r"log_std_init is -3\.0 and was 0\.0"):
         GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": BACKBONE, "log_std_init": -3.0})
     same = BackboneConfig.from_dict({**BACKBONE, "ff_chunks": 2})
     assert GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": same}).policy.config.ff_chunks == 2
+
+
+class Gain(GTrXLPolicy):
+    """A keyword that changes what is computed, and no shape."""
+
+    def __init__(self, *args: Any, gain: Sequence[float] = (1.0,), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gain = gain
+
+
+class Doubles(BaseFeaturesExtractor):
+    def __init__(self, space: Any, factor: float = 2.0) -> None:
+        super().__init__(space, 3)
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+class Squares(Doubles):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square() * self.factor
+
+
+KNN = {"name": "knn", "size": 40}
+EXTRACTS = {"features_extractor_class": Doubles}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        ({"readout": KNN}, {"readout": KNN | {"weight": 0.9}}, "readout"),
+        ({"readout": KNN}, {"readout": KNN | {"temperature": 9.0}}, "readout"),
+        (EXTRACTS, EXTRACTS | {"features_extractor_kwargs": {"factor": 3.0}}, "features_extractor_kwargs"),
+        (EXTRACTS, {"features_extractor_class": Squares}, "features_extractor_class"),
+        ({"gain": [2.0]}, {"gain": [7.0]}, "gain"),
+        ({"gain": [2.0]}, {}, "gain"),
+    ],
+)
+def test_keywords_that_no_shape_tells_apart_are_refused(
+    before: dict[str, Any], after: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    model = GTrXLPPO(Gain, Stroll(), policy_kwargs={"backbone": BACKBONE, **before}, device="cpu")
+    model.save(tmp_path / "model")
+    with pytest.raises(ConfigError, match=rf"policy_kwargs\.{name} is .* and was .* when the weights were learned"):
+        GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": BACKBONE, **after})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"log_std_init": 0, "observation": {}, "gain": (1.0,), "action_masks": False, "readout": None}),
+        ({"readout": KNN}, {"readout": KNN | {"weight": 0.25}}),
+        (EXTRACTS, {"features_extractor_class": "Doubles", "features_extractor_kwargs": {}}),
+        ({"gain": [2.0]}, {"gain": (2.0,), "optimizer_kwargs": {"weight_decay": 0.1}}),
+    ],
+)
+def test_keywords_written_otherwise_are_the_same(before: dict[str, Any], after: dict[str, Any], tmp_path: Path) -> None:
+    model = GTrXLPPO(Gain, Stroll(), policy_kwargs={"backbone": BACKBONE, **before}, device="cpu")
+    model.save(tmp_path / "model")
+    assert GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": BACKBONE, **after}).num_timesteps == 0
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_a_policy_that_learned_with_masks_keeps_them(observed: bool, tmp_path: Path) -> None:
+    model = GTrXLPPO("GTrXLPolicy", Locks(observed=observed), policy_kwargs={"backbone": BACKBONE}, device="cpu")
+    model.save(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"action_masks is False and was True when the weights were learned"):
+        GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": BACKBONE, "action_masks": False})
+    assert GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": BACKBONE}).policy.masks
 
 
 class Handed(GTrXLPPO):

@@ -20,6 +20,7 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "Dict in Dict": spaces.Dict({"x": spaces.Dict({"y": CHOICE})}),
     "Tuple in Tuple": spaces.Tuple([spaces.Tuple([CHOICE, VECTOR]), VECTOR]),
     "Tuple in Dict": spaces.Dict({"x": spaces.Tuple([CHOICE, VECTOR]), "z": VECTOR}),
+    "numbers as keys": spaces.Dict([(0, VECTOR), (1, CHOICE)]),  # type: ignore[list-item]  # Gymnasium declares texts
     "Dict in Tuple": spaces.Tuple([spaces.Dict({"a": CHOICE}), VECTOR]),
 }
 ID = {name: f"tests/{name.replace(' ', '')}-v0" for name in SPACES}

@@ -295,7 +295,10 @@ FAULTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"actions": np.zeros((2, 5, 1), int)}, DataError, r"shape \[B, T\], got"),
     ({"rewards": None}, ConfigError, "evaluate_actions.*rewards"),
     ({"observations": np.full((2, 5, 3), np.nan)}, DataError, "not finite"),
-    ({"episode_starts": np.zeros(3)}, DataError, "episode_start has 3 entries"),
+    ({"episode_starts": np.zeros(3)}, DataError, r"episode_starts must be.*\(2, 5\); got shape \(3,\)"),
+    ({"episode_starts": np.zeros((5, 2))}, DataError, r"episode_starts must be.*got shape \(5, 2\)"),
+    ({"rewards": np.zeros((5, 2))}, DataError, r"rewards must be a number, or one per step \[B, T\].*\(5, 2\)"),
+    ({"rewards": np.zeros(10)}, DataError, r"rewards must be .*got shape \(10,\)"),
     ({"state": 3}, ConfigError, "state must be what predict returned"),
     ({"observations": np.zeros((0, 5, 3))}, DataError, "one at least"),
 ]
@@ -308,6 +311,39 @@ def test_sequences_that_do_not_fit_are_refused(wrong: dict[str, Any], error: typ
     assert policy.evaluate_actions(**right).value.shape == (2, 5)
     with pytest.raises(error, match=message):
         policy.evaluate_actions(**right | wrong)
+
+
+def test_one_number_for_all_steps_or_an_axis_of_one_is_the_same() -> None:
+    policy = ONLINE["ppo"]().policy
+    inputs = {"observations": np.zeros((2, 5, 3)), "actions": np.zeros((2, 5), int)}
+    first, *others = (
+        policy.evaluate_actions(**inputs, rewards=rewards, episode_starts=starts).value
+        for rewards, starts in (
+            (np.ones((2, 5)), np.zeros((2, 5), bool)),
+            (np.ones((2, 5, 1)), np.zeros((2, 5, 1), bool)),
+            (1.0, False),
+        )
+    )
+    assert all(torch.equal(each, first) for each in others)
+
+
+def test_masks_of_other_sequences_are_refused() -> None:
+    policy = ONLINE["ppo, masks"]().policy
+    inputs = {"observations": np.zeros((2, 5, 3)), "actions": np.zeros((2, 5, 2), int), "rewards": 0.0}
+    with pytest.raises(DataError, match=r"action_masks have shape \[B, T, M\], here \(2, 5, M\), got \(5, 2, 5\)"):
+        policy.evaluate_actions(**inputs, action_masks=np.ones((5, 2, 5)))
+
+
+@pytest.mark.parametrize("name", ["return_to_go", "timesteps"])
+def test_numbers_of_other_windows_are_refused(name: str) -> None:
+    policy = OFFLINE["dt"]().policy
+    actions = stack_members(COUNTED, [COUNTED.sample() for _ in range(10)])
+    actions = nest_leaves(COUNTED, {p: v.reshape(2, 5, *v.shape[1:]) for p, v in leaf_values(COUNTED, actions).items()})
+    right = {"observations": np.zeros((2, 5, 3)), "actions": actions, "return_to_go": np.zeros((2, 5))}
+    right["timesteps"] = np.tile(np.arange(5), (2, 1))
+    assert policy.evaluate_actions(**right).log_prob.shape == (2, 5)
+    with pytest.raises(DataError, match=rf"{name} must be a number, or one per step \[B, T\].*got shape \(5, 2\)"):
+        policy.evaluate_actions(**right | {name: np.zeros((5, 2))})
 
 
 def test_an_episode_beyond_a_position_table_is_refused() -> None:

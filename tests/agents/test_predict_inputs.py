@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -146,6 +147,23 @@ def test_a_state_of_another_network_is_refused(other: dict[str, Any]) -> None:
     _, state = online(**other).predict(observation())
     with pytest.raises(ConfigError, match="state is of another backbone"):
         online().predict(observation(0.25), state, **NEVER)
+
+
+@pytest.mark.parametrize(
+    "action_space",
+    [spaces.MultiDiscrete([2, 2]), spaces.Discrete(5), spaces.Dict({"a": spaces.Discrete(2)}), spaces.Box(-1, 1, (1,))],
+    ids=str,
+)
+def test_a_state_of_other_actions_is_refused(action_space: gym.Space[Any]) -> None:
+    policy = {"backbone": {"width": 8, "layers": 1, "heads": 1, "memory": 4}, "previous_action": True}
+    one, other = (
+        GTrXLPPO("GTrXLPolicy", AnySpace(spaces.Box(-1.0, 1.0, (2,)), space), policy_kwargs=policy, device="cpu")
+        for space in (spaces.Discrete(2), action_space)
+    )
+    seen = np.zeros((40, 2), np.float32)  # some of the 40 actions are none of the other policy's
+    _, state = other.predict(seen)
+    with pytest.raises(ConfigError, match="state is of a policy with other actions than Discrete"):
+        one.predict(seen, state)
 
 
 def test_a_state_with_the_memory_of_a_critic_is_for_a_policy_that_has_one() -> None:

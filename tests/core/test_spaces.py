@@ -191,7 +191,7 @@ def test_a_description_made_to_do_harm_is_refused(text: str) -> None:
         space_from_json(text)
 
 
-PAIR = np.array([1, 2], np.float32)
+PAIR, CHOICE = np.array([1, 2], np.float32), spaces.Discrete(2)
 
 
 @pytest.mark.parametrize(
@@ -205,11 +205,41 @@ PAIR = np.array([1, 2], np.float32)
             "Box([-1. -2.], [1. 2.], (2,), float32)",
             spaces.Box(np.array([-1, -2], np.float32), np.array([1, 2], np.float32)),
         ),
+        (
+            "Dict({'a 1 2': Discrete(2), \"b 1 2\": Discrete(3)})",
+            spaces.Dict({"a 1 2": CHOICE, "b 1 2": spaces.Discrete(3)}),
+        ),
         ("Dict({'a': Tuple([Discrete(2)])})", spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2)])})),
     ],
 )
 def test_a_space_is_read_as_python_writes_it(text: str, space: gym.Space[Any]) -> None:
     assert space_from_text(text) == space
+
+
+SMALL: list[Any] = [np.bool_, np.int8, np.int16, np.uint16, np.int32, np.uint32]
+WIDE: list[Any] = [np.int64, np.float16, np.float32, np.float64]
+INFINITE = np.array([[0.0, -np.inf], [-np.inf, 0.0]], np.float32)
+TABLE, FLAGS = np.array([[2, 3], [4, 2]]), np.array([[False, True], [True, True]])
+PRINTED: list[gym.Space[Any]] = [
+    *(spaces.Box(0, 1, (3,), dtype) for dtype in SMALL),
+    *(spaces.Box(-5, 9, (3,), dtype) for dtype in WIDE),
+    spaces.Box(FLAGS[0], FLAGS[1], dtype=SMALL[0]),
+    spaces.Box(INFINITE, np.full((2, 2), np.inf, np.float32)),
+    spaces.Box(np.array([0, -np.inf], np.float32), np.array([np.inf, 0], np.float32)),
+    spaces.Box(-1, 1, ()),
+    spaces.Discrete(3, start=-5, dtype=np.int32),
+    spaces.Discrete(3, dtype=np.uint8),
+    spaces.MultiDiscrete(TABLE),
+    spaces.MultiDiscrete([2, 3], start=[5, -1]),
+    spaces.MultiBinary((2, 3)),
+]
+
+
+@pytest.mark.parametrize("space", PRINTED, ids=str)
+def test_a_space_is_read_as_it_is_printed(space: gym.Space[Any]) -> None:
+    found = space_from_text(str(space))
+    assert found == space
+    assert found.dtype == space.dtype
 
 
 @pytest.mark.parametrize(

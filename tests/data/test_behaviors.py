@@ -73,6 +73,13 @@ def test_random_actions_cover_their_space_evenly(space: gym.Space[Any]) -> None:
 MASKED = spaces.Tuple([spaces.MultiDiscrete([2, 3], start=[1, 0]), spaces.Box(-1, 1, (2,)), spaces.MultiBinary(1)])
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
+def test_random_classes_have_the_type_of_their_space(dtype: Any) -> None:
+    space = spaces.Dict({"a": spaces.Discrete(3, start=2, dtype=dtype)})
+    action = Random(space).act(BATCH, STARTS, rng())["a"]
+    assert action.dtype == dtype and space.contains({"a": action[0]})
+
+
 def test_random_actions_are_uniform_among_those_that_a_mask_allows() -> None:
     masks = np.array([[1, 0, 1, 1, 0, 1, 1], [0, 1, 1, 1, 1, 0, 1]], np.int8)
     observed = spaces.Dict({"action_mask": spaces.MultiBinary(7), "place": spaces.Discrete(2)})

@@ -175,6 +175,22 @@ def test_adam_and_adamw_by_name_are_what_the_defaults_have_been() -> None:
         assert type(other) is torch.optim.AdamW and other.defaults["eps"] == eps
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
+@pytest.mark.parametrize("kind", [GTrXLPolicy, GTrXLQPolicy])
+def test_parameters_of_a_subclass_are_learned_with_the_same_options(kind: type[Any], name: Any) -> None:
+    class Further(kind):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.further = nn.Linear(2, 2)
+
+    one = policy(Further, optimizer=name, optimizer_kwargs={"weight_decay": 0.3})
+    before = one.optimizer.defaults
+    one.complete()
+    assert type(one.optimizer) is type(policy(kind, optimizer=name).optimizer)
+    assert one.optimizer.defaults == before and before["weight_decay"] == 0.3
+    assert any(each is one.further.weight for group in one.optimizer.param_groups for each in group["params"])
+
+
 def test_a_name_and_no_name_learn_the_same_weights() -> None:
     def online(**kwargs: Any) -> Any:
         return GTrXLPPO("GTrXLPolicy", "CartPole-v1", n_steps=8, seed=0, policy_kwargs=kwargs)

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tqdm.auto import tqdm
 
-from rltransformers.core.action_masks import ACTION_MASK, first_allowed
+from rltransformers.core.action_masks import ACTION_MASK, check_mask_order, first_allowed
 from rltransformers.core.episodes import LONGEST_EPISODE
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import guarding, warn_of_statistics
@@ -164,6 +164,8 @@ def open_environments(
                 f" the spaces of the data were guessed, give {role}_space to load_trajectories (dataset.{role}_space in"
                 " a config) and train again"
             )
+        if ACTION_MASK in leaf_spaces(spaces[0]):
+            check_mask_order(spaces[1], envs.single_action_space)
         yield envs, find_spec(env) if isinstance(env, str) else envs.spec or getattr(env, "spec", None)
     finally:
         if not isinstance(env, gym.Env | VectorEnv):

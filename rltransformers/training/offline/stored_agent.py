@@ -13,6 +13,7 @@ from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
+from rltransformers.core.action_masks import ACTION_MASK, check_mask_order
 from rltransformers.core.checkpoint import (
     Checkpoint,
     File,
@@ -243,6 +244,8 @@ class StoredDecisionTransformer:
         data = in_spaces(data, *(ours if takes else None for ours, takes in zip(own, taken, strict=True)))
         for role, ours, theirs in differing_spaces(own, (data.observation_space, data.action_space)):
             raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
+        if ACTION_MASK in self.policy.observation_leaves:
+            check_mask_order(self.action_space, data.action_space)
         check_actions(data, self.action_space)
         return data
 
@@ -337,7 +340,9 @@ class StoredDecisionTransformer:
             CheckpointError: when the file is missing, corrupt, or of another agent.
             ConfigError: for what does not fit; a part of other names or shapes changes nothing.
         """
-        tensors = take_parameters(self._learning(), load_path_or_dict, exact_match, self.kind)
+        tensors = take_parameters(
+            self._learning(), load_path_or_dict, exact_match, self.kind, (self.observation_space, self.action_space)
+        )
         if self._critic is None:
             return
         if isinstance(load_path_or_dict, Mapping):

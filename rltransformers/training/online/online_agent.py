@@ -40,7 +40,7 @@ from rltransformers.training.online.eval_callbacks import check_eval_callbacks
 from rltransformers.training.online.online_checkpoint import UnwrittenMetrics
 from rltransformers.training.online.stored_agent import StoredAgent, settings_of
 from rltransformers.training.online.tensor_rollouts import tensor_environments
-from rltransformers.training.online.vec_envs import as_vec_env, check_masks_of, check_trained_spaces, with_masks
+from rltransformers.training.online.vec_envs import as_vec_env, check_masks_of, trained_spaces, with_masks
 from rltransformers.training.runs.run_card import write_run_card
 from rltransformers.training.schedules import Scheduled, as_schedule, warn_of_jumps
 from rltransformers.training.stepping import PolicySteps, Scalings
@@ -363,14 +363,14 @@ class OnlineAgent(StoredAgent):
         normalization.check_same_observations(env, packed)
         if self.env is None and self.policy.uses_previous_reward:
             normalization.check_same_rewards(env, packed)
-        check_trained_spaces((tree_space(self.observation_space), self.action_space), env)
+        seen, _ = trained_spaces((tree_space(self.observation_space), self.action_space), env)
         if env.num_envs != self.n_envs:
             raise ConfigError(
                 f"the environment has {env.num_envs} copies, this agent learns from {self.n_envs}; give as many, or "
                 f"load it with {self.kind}.load(path, env=env), which takes any number"
             )
         check_masks_of(env, self.policy, self.policy_kwargs, self.kind)
-        self.observation_space = env.observation_space  # that of a file is nested where the environment's is flat
+        self.observation_space = seen
         super().set_env(env, force_reset)
         self._look_at_environment()
         if packed is not None:

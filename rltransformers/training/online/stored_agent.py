@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Self, cast
 
@@ -14,6 +14,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rltransformers.backbone import BackboneConfig
+from rltransformers.core.action_masks import observes_mask
 from rltransformers.core.checkpoint import (
     Checkpoint,
     File,
@@ -37,7 +38,7 @@ from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.policies.stored_size import check_stored_size
 from rltransformers.training import normalization
 from rltransformers.training.online.online_checkpoint import own_tensors, restore_learning, restore_place, tensors_of
-from rltransformers.training.online.vec_envs import check_trained_spaces
+from rltransformers.training.online.vec_envs import trained_spaces
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 from rltransformers.training.schedules import as_schedule, line_of, plain_schedule
 
@@ -165,7 +166,7 @@ class StoredAgent(BaseAlgorithm):
             with contents_of(path, cls.kind):
                 vec_env = normalization.with_normalizer(vec_env, packed)
             normalization.check_same_observations(vec_env, packed)
-            check_trained_spaces(stored.spaces, vec_env)
+            stored = replace(stored, spaces=trained_spaces(stored.spaces, vec_env))
         with _fit_check(cls, path, overrides), contents_of(path, cls.kind, alone=env is None and not overrides):
             agent: Any = _rebuilt(cls, stored, overrides, vec_env, device)
         if agent.policy.uses_previous_reward:
@@ -270,7 +271,8 @@ class StoredAgent(BaseAlgorithm):
     ) -> None:
         """Take over weights and optimizers: those of a checkpoint, or what ``get_parameters`` returned.
 
-        Memories stay; their keys and values are computed anew.
+        The latter names no leaves: keys of Dicts must have the same order in both agents. Memories stay; their keys
+        and values are computed anew.
 
         Args:
             exact_match: require every part and every parameter; False takes those that are given.
@@ -281,7 +283,8 @@ class StoredAgent(BaseAlgorithm):
             ConfigError: for what does not fit; a part of other names or shapes changes nothing.
         """
         agent: Any = self
-        take_parameters(self._learned_parts(), load_path_or_dict, exact_match, self.kind, device)
+        spaces = tree_space(agent.observation_space), agent.action_space
+        take_parameters(self._learned_parts(), load_path_or_dict, exact_match, self.kind, spaces, device)
         carry, policy = agent.carry, agent._actor
         carry.acting = policy.with_cache(policy.without_cache(carry.acting))
 
@@ -361,7 +364,14 @@ def _checked_overrides(
             "the returns is settled, and load changes only the step of one that does; leave popart out"
         )
     if replaced.get("policy_kwargs") is not None:
-        check_same_network(stored.settings.get("policy_kwargs") or {}, replaced["policy_kwargs"])
+        ours = stored.settings["policy_kwargs"]
+        theirs = cls.check_policy(replaced["policy_kwargs"], "policy_kwargs.", stored.policy)
+        learned, asked = ours.get("action_masks"), theirs.get("action_masks")
+        masked = bool(learned) or observes_mask(*stored.spaces, learned)  # other policies may get masks, or none
+        masks = {"action_masks": masked}, {"action_masks": masked and asked is not False}
+        check_same_network(named_policy(stored.policy, cls.policy_aliases), ours | masks[0], theirs | masks[1])
+        if learned and asked is None:
+            replaced["policy_kwargs"] = {**replaced["policy_kwargs"], "action_masks": learned}
     return replaced
 
 
@@ -369,8 +379,9 @@ def _rebuilt(cls: Any, stored: Stored, overrides: Mapping[str, Any], env: VecEnv
     """The agent that a checkpoint describes, with new weights, unless the file has fewer than it describes."""
     settings = stored.settings | dict(overrides)
     agent = cls(stored.policy, env, device=device, _init_setup_model=False, **settings)
+    agent.observation_space, agent.action_space = stored.spaces
     if env is None:
-        (agent.observation_space, agent.action_space), agent.n_envs = stored.spaces, stored.n_envs
+        agent.n_envs = stored.n_envs
     backbone = BackboneConfig.from_dict(agent.policy_kwargs.get("backbone") or {})
     acting = check(stored.tensors["acting"]["actor"], Mapping[str, Any], "acting.actor")
     check_stored_size(backbone, stored.tensors["policy"], acting, stored.n_envs)

@@ -6,17 +6,18 @@ from contextlib import suppress
 from typing import Any, cast
 
 import gymnasium as gym
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
-from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_mask
+from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, check_mask_order, observes_mask
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import check_copies
 from rltransformers.core.ranges import shown
-from rltransformers.core.spaces import Space, check_supported, is_nested
+from rltransformers.core.spaces import Space, check_supported, is_nested, leaf_spaces
 from rltransformers.envs.make import environment_source, make_env
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv, with_statistics
 from rltransformers.envs.wrappers import FlatDict
@@ -55,10 +56,21 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
         single = env
         env = SerialVecEnv([lambda: single])
     check_supported(tree_space(env.observation_space), "observation")
+    check_text_keys(env.observation_space)
     check_action_space(env.action_space)
     check_copies(env)
     check_normalizable(env)
     return cast(VecEnv, env)
+
+
+def check_text_keys(observation_space: Space) -> None:
+    """Raise ConfigError for a flat Dict of observations with keys that are no texts."""
+    keys = observation_space.spaces if isinstance(observation_space, spaces.Dict) else ()
+    if wrong := [key for key in keys if not isinstance(key, str)]:
+        raise ConfigError(
+            f"observations of a VecEnv have the key {wrong[0]!r}, and keys must be texts; put the wrapper FlatDict of "
+            "rltransformers.envs around every environment"
+        )
 
 
 def _drawing(spec: Any) -> gym.Env[Any, Any]:
@@ -102,9 +114,19 @@ def check_masks_of(env: VecEnv, policy: MemoryPolicy, policy_kwargs: Mapping[str
         )
 
 
-def check_trained_spaces(trained: tuple[Space, Space], env: VecEnv) -> None:
-    """Raise ConfigError unless ``env`` has the spaces (observation, action) that an agent was trained with."""
-    spaces = (tree_space(env.observation_space), env.action_space)
-    for what, mine, theirs in zip(("observation", "action"), trained, spaces, strict=True):
+def trained_spaces(trained: tuple[Space, Space], env: VecEnv) -> tuple[Space, Space]:
+    """The spaces (observation, action) that an agent was trained with; observations flat where those of ``env`` are.
+
+    Keys keep the order of the training, which the weights have.
+
+    Raises:
+        ConfigError: for an environment with other spaces, or with masks of actions whose keys have another order.
+    """
+    tree = tree_space(env.observation_space)
+    for what, mine, theirs in zip(("observation", "action"), trained, (tree, env.action_space), strict=True):
         if mine != theirs:
             raise ConfigError(f"the agent was trained with {what} space {mine}, the environment has {theirs}")
+    seen, acted = trained
+    if ACTION_MASK in leaf_spaces(tree) or env.has_attr(MASK_METHOD):
+        check_mask_order(acted, env.action_space)
+    return seen if tree is env.observation_space else spaces.Dict([*leaf_spaces(seen).items()]), acted
