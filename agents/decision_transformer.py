@@ -237,6 +237,7 @@ class DecisionTransformer(OnlineLearner):
             **{name: options[name] for name in ("optimizer", "optimizer_kwargs") if options.get(name)},
         )
         readout = readout_choice(options, settings)
+        encoding = read_observation(options.get("observation"), "policy_kwargs.observation")
         parts = data_parts(load_trajectories(dataset), settings)
         data, spaces = parts.training, (parts.training.observation_space, parts.training.action_space)
         self._build(
@@ -244,10 +245,10 @@ class DecisionTransformer(OnlineLearner):
             backbone,
             spaces,
             summary_of(data, settings, return_scale),
-            statistics_of(data) if normalize_observations else None,
+            statistics_of(data, encoding.elements) if normalize_observations else None,
             device,
             readout,
-            read_observation(options.get("observation"), "policy_kwargs.observation"),
+            encoding,
             observes_mask(*spaces, options.get("action_masks")),
             None if return_head is None else highest_to_go(data, discount),
         )

@@ -226,28 +226,47 @@ class Trajectories:
         rewards[self.offsets[1:] - 1] = self.returns
         return replace(self, rewards=rewards, verify=False)
 
-    def observation_statistics(self) -> tuple[Leaves, Leaves]:
-        """Mean and population standard deviation of ``normalized_leaves`` over the N observations before an action."""
+    def observation_statistics(
+        self, elements: Mapping[str, tuple[int, str | None]] | None = None
+    ) -> tuple[Leaves, Leaves]:
+        """Mean and population standard deviation of ``normalized_leaves`` over the N observations before an action.
+
+        Args:
+            elements: of leaves that hold a set, how many numbers an element has, and the path of the leaf that says
+                which elements exist, None for all. All elements that exist have one mean and deviation per number,
+                which stand at every place.
+        """
         means: Leaves = {}
         deviations: Leaves = {}
         for path in normalized_leaves(self.observation_space):
-            leaf = self.observations[path]
-            mean = self._mean(leaf, 1, np.float64(0.0))
-            variance = self._mean(leaf, 2, mean)
-            means[path], deviations[path] = mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
+            leaf, (size, mask) = self.observations[path], (elements or {}).get(path, (0, None))
+            shape = (size,) if size else leaf.shape[1:]
+            exists = None if mask is None else self.observations[mask]
+            mean = self._mean(leaf, shape, exists, 1, np.float64(0.0))
+            deviation = np.sqrt(self._mean(leaf, shape, exists, 2, mean))
+            means[path], deviations[path] = (
+                np.resize(each.astype(np.float32), leaf.shape[1:]) for each in (mean, deviation)
+            )
         return means, deviations
 
-    def _mean(self, leaf: Array, power: int, center: Any) -> Array:
-        """Mean of (row - center)**power over the observations before an action, in float64."""
+    def _mean(self, leaf: Array, shape: tuple[int, ...], exists: Array | None, power: int, center: Any) -> Array:
+        """Mean of (part - center)**power over the observations before an action, in float64.
+
+        Parts of an observation are of this shape, and all of them count that are not 0 in ``exists``; 0 without any.
+        """
         acted = np.ones(len(leaf), bool)
         acted[self.offsets[1:] + np.arange(len(self))] = False
-        total = np.zeros(leaf.shape[1:], np.float64)
+        total, count = np.zeros(shape, np.float64), 0
         for chunk in chunks(leaf):
-            values = np.subtract(leaf[chunk][acted[chunk]], center, dtype=np.float64)
+            rows = leaf[chunk][acted[chunk]].reshape(-1, *shape)
+            if exists is not None:
+                rows = rows[exists[chunk][acted[chunk]].reshape(-1) != 0]
+            values = np.subtract(rows, center, dtype=np.float64)
             values **= power
             total += values.sum(axis=0)
+            count += len(values)
             del values  # before the next ones are made
-        return np.asarray(total / self.steps)
+        return np.asarray(total / max(count, 1))
 
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits of SHA-256 over names, types, shapes and bytes of the arrays, and nothing else."""

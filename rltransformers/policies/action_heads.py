@@ -32,6 +32,7 @@ from rltransformers.policies.readouts.interface import Readout
 from rltransformers.policies.several_modes import BoxLeaf
 
 NoiseType = type[np.float32] | type[np.float64]
+OUTPUT_NOT_FINITE = f"the policy's values or log-probabilities are not finite; {NOT_FINITE}"
 
 
 class Noise(NamedTuple):
@@ -287,11 +288,21 @@ def draw_noise(
     return np.concatenate([draw_noise(noise, 1, each, kind) for each in source])
 
 
-def as_arrays(actions: Mapping[str, Tensor], leaves: Mapping[str, Space]) -> dict[str, np.ndarray]:
-    """Actions [N, ...] by path in the types of their leaves; raise DataError for a Box that is not finite."""
+def as_arrays(
+    actions: Mapping[str, Tensor], leaves: Mapping[str, Space], output: Float[Tensor, "N ..."] | None = None
+) -> dict[str, np.ndarray]:
+    """Actions [N, ...] by path in the types of their leaves.
+
+    Raises DataError for a Box that is not finite, and for such an ``output`` of the policy, whose copy waits for the
+    device no longer than those of the actions.
+    """
+    beside = None if output is None else output.to("cpu", non_blocking=True)
+    copies = {path: value.cpu().numpy() for path, value in actions.items()}
+    if beside is not None and not bool(beside.isfinite().all()):
+        raise DataError(OUTPUT_NOT_FINITE)
     arrays = {}
-    for path, value in actions.items():
-        leaf, rows = leaves[path], value.cpu().numpy()
+    for path, rows in copies.items():
+        leaf = leaves[path]
         if rows.dtype.kind == "f" and not all_finite(rows):
             row = int(np.argmin(finite(rows).reshape(len(rows), -1).all(1)))
             raise DataError(

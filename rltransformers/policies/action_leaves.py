@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import LARGEST
 from rltransformers.core.spaces import box_bounds
 from rltransformers.functional.divergences import (
@@ -27,6 +28,8 @@ from rltransformers.functional.divergences import (
 from rltransformers.functional.modules import scale_gradient
 
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+STEPS = 2**10
+"""Steps of float32 between two bounds that an action needs at least; far from zero they are wide."""
 LEAST = 1e-30  # of a probability that is a mixture: its logarithm is finite
 MASKED = -1e30  # output of a class that must not be taken: its probability is exactly 0, its logarithm finite
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -108,6 +111,8 @@ class BoxAction(ActionLeaf):
 
     Components with an open side keep the units of the environment, unless ``units`` has center and scale for them; one
     of a single value is 0. Actions of a Box of integers are rounded to the nearest.
+
+    Raises ConfigError for two bounds that lie fewer than ``STEPS`` steps of float32 apart.
     """
 
     center: Tensor
@@ -122,6 +127,17 @@ class BoxAction(ActionLeaf):
         closed = (np.abs(low) < LARGEST) & (np.abs(high) < LARGEST)  # float32 ends at 3.4e38
         half = np.where(closed, high / 2 - low / 2, 0.0)
         bounded = half >= np.finfo(np.float32).tiny
+        step = np.spacing(
+            np.maximum(np.abs(low), np.abs(high), where=closed, out=np.zeros_like(low)).astype(np.float32)
+        )
+        coarse = bounded & (half < STEPS / 2 * step) & ((step > 0.5) | (not holds_integers(space)))
+        if coarse.any():
+            place = int(coarse.argmax())
+            raise ConfigError(
+                f"actions are computed in float32, with fewer than {STEPS:,} numbers between {low[place]:.10g} and "
+                f"{high[place]:.10g}, bounds of {space}; rescale them, recorded ones too, by a wrapper "
+                "(gymnasium.wrappers.RescaleAction, for integers TransformAction)"
+            )
         center, scale = np.zeros_like(low), np.where(bounded, half, 1.0)
         if units is not None:
             center[~closed], scale[~closed] = (np.asarray(each)[~closed] for each in units)

@@ -240,18 +240,34 @@ class Decider:
         Raises:
             DataError: an episode is longer than a position table.
         """
+        actions, _, after = self.decision(observations, state, start, reward, target_return, noise, overwrites)
+        return actions, after
+
+    @torch.inference_mode()
+    def decision(
+        self,
+        observations: Mapping[str, Tensor],
+        state: ActingState,
+        start: Bool[Tensor, " B"],
+        reward: Float[Tensor, " B"],
+        target_return: Float[Tensor, " B"],
+        noise: Float[Tensor, "B U"] | None,
+        overwrites: bool,
+    ) -> tuple[dict[str, Tensor], Float[Tensor, " B"], ActingState]:
+        """``act``, with the sum of the outputs of the head between actions and state."""
         tables, policy = self.policy.tables.current(), self.policy
         self.check_places(state, start)
         inputs, acted = (start, reward, target_return, noise), None
         if policy.machine_code is not None and self.mode != "recompute":
             acted = policy.machine_code(self, observations, state, *inputs, tables, overwrites)
         if acted is None:
-            actions, _, after = self.decide(observations, state, *inputs, tables=tables, overwrites=overwrites)
+            actions, outputs, after = self.decide(observations, state, *inputs, tables=tables, overwrites=overwrites)
+            total = outputs.sum(-1)
         else:
-            actions, after = acted
+            actions, total, after = acted
         if policy.return_head is not None and not policy.warned:
             self.warn_beyond_data(after)
-        return actions, after
+        return actions, total, after
 
     def warn_beyond_data(self, state: ActingState) -> None:
         """Warn once per policy of a prediction that lies a tenth of the range of returns beyond the data, or more."""

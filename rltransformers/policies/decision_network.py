@@ -186,6 +186,9 @@ class DecisionPolicy(nn.Module):
         values = dict(observations)
         for path, mean, deviation in self.statistics():
             values[path] = (values[path].to(mean.dtype) - mean) / deviation
+        part = None if self.elements is None or self.critics is None else self.elements.elements
+        if part is not None and part.leaf in self.normalized:  # critics read the leaf, as it is
+            values[part.leaf] = part.present(values)[0].reshape(values[part.leaf].shape)
         return values
 
     def observe(self, observations: Mapping[str, Tensor]) -> Observed:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.pictures import Picture, as_picture, integer_scale, picture_of
-from rltransformers.core.ranges import check, shown
+from rltransformers.core.ranges import PositiveNumber, check, shown
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, space_from_leaves, stored_dtype
 from rltransformers.functional.call import EVERY, Context
 from rltransformers.policies.registered import BUILT_IN, LeafChoice, OwnEncoder
@@ -121,7 +121,8 @@ def _chosen_picture(space: Space, path: str, chosen: LeafChoice) -> Picture | No
     classes = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
     if chosen.name == "image":
         options = check(chosen.options, ImageOptions, f"the options of encoder 'image' of {where}")
-        return as_picture(space, path, options.get("channels"))
+        picture = as_picture(space, path, options.get("channels"))
+        return picture._replace(largest=options.get("largest", picture.largest))
     if chosen.options:
         raise ConfigError(f"encoder {chosen.name!r} of {where} has no options, got {shown(dict(chosen.options))}")
     if classes != (chosen.name == "index"):
@@ -202,6 +203,7 @@ class ImageOptions(TypedDict, total=False):
     """Options of an image encoder."""
 
     channels: Literal["first", "last"]
+    largest: PositiveNumber  # what numbers are divided by
 
 
 def _convolutions(channels: int, side: int) -> nn.Sequential:

@@ -40,10 +40,11 @@ class FeaturesExtractor(nn.Module):
         self.space: Any = given[""] if "" in given else spaces.Dict(given)
         try:
             self.extractor = kind(self.space, **options)
-        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-            raise ConfigError(f"{what} refuses {self.space} with {dict(options)}: {one_line(error)}") from error
+        except (TypeError, ValueError, AssertionError, RuntimeError, KeyError) as error:
+            hint = "; rename this key of the observation" if isinstance(error, KeyError) else ""  # a name of torch
+            raise ConfigError(f"{what} refuses {self.space} with {dict(options)}: {one_line(error)}{hint}") from error
         features = self.extractor.features_dim
-        example = {path: torch.zeros(2, *(leaf.shape or ())) for path, leaf in given.items()}
+        example = {path: _example(leaf) for path, leaf in given.items()}
         check_encoder(self.extractor, self.features, example, features, what)
         self.linear = nn.Linear(features, width)
 
@@ -83,6 +84,15 @@ class LeafInput(nn.Module):
         if self.start is not None:
             return rows.long().reshape(rows.shape[0], *self.start.shape) - self.start
         return rows.movedim(-1, -3) if self.moved else rows
+
+
+def _example(leaf: Space) -> Tensor:
+    """Two rows: zeros, of classes the first and, where there is one, the second."""
+    zeros = torch.zeros(2, *(leaf.shape or ()))
+    if not isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+        return zeros
+    sizes = torch.as_tensor(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec)
+    return torch.stack([torch.zeros_like(sizes), 1 % sizes])
 
 
 def extractor_class(extractor: Extractor) -> type[BaseFeaturesExtractor]:

@@ -4,7 +4,6 @@ Axes: B environments, T steps, W token width, A action numbers. One forward pass
 and training (whole segments), so that both compute the same function.
 """
 
-import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from rltransformers.core.action_masks import ACTION_MASK, add_masks, mask_space,
 from rltransformers.core.checkpoint import contents_of, load_checkpoint, restore_weights, save_checkpoint
 from rltransformers.core.described import count, spaces_line
 from rltransformers.core.device import find_device
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Fraction, check, shown, strict
 from rltransformers.core.spaces import (
     Space,
@@ -34,7 +33,7 @@ from rltransformers.core.spaces import (
     space_to_json,
     split_members,
 )
-from rltransformers.core.values import NOT_FINITE, all_members, as_array, to_tensor
+from rltransformers.core.values import all_members, as_array, to_tensor
 from rltransformers.data.rollout import action_layout, observation_layout
 from rltransformers.functional.call import EVERY, episode_positions
 from rltransformers.memory.interface import Cached
@@ -270,12 +269,13 @@ class MemoryPolicy(BasePolicy):
         if any(module.training for module in self.modules()):
             self.set_training_mode(False)
 
-    def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
+    def environment_actions(self, actions: Mapping[str, Tensor], output: Tensor | None = None) -> Any:
         """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped.
 
-        Raises DataError for a Box that holds no finite numbers.
+        Raises DataError as ``as_arrays``.
         """
-        return split_members(self.action_space, as_arrays(self.action_head.execute(actions), self.action_head.spaces))
+        head = self.action_head
+        return split_members(self.action_space, as_arrays(head.execute(actions), head.spaces, output))
 
     def predict(
         self,
@@ -323,9 +323,7 @@ class MemoryPolicy(BasePolicy):
         noise = None if deterministic else self.action_head.draw(n, generator)
         leaves, first = self.leaves_to_tensors(arrays), to_tensor(start, self.device)
         actions, values, log_probs, state = self.step(leaves, state, first, noise)
-        if not math.isfinite(float((values + log_probs).sum())):
-            raise DataError(f"the policy's values or log-probabilities are not finite; {NOT_FINITE}")
-        environment_actions = self.environment_actions(actions)
+        environment_actions = self.environment_actions(actions, values + log_probs)
         return (environment_actions if batched else environment_actions[0]), state
 
     def evaluate_actions(

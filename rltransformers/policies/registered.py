@@ -121,10 +121,14 @@ def check_encoder(
     other ones in acting than in training. Weights and statistics of ``module`` stay as they are.
     """
     check_alike(module, what)
-    try:
-        found = compute(example)
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        raise ConfigError(f"{what} fails on two rows of zeros: {one_line(error)}") from error
+
+    def computed(leaves: dict[str, Tensor], kind: str) -> Any:
+        try:
+            return compute(leaves)
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+            raise ConfigError(f"{what} fails on {kind}: {one_line(error)}") from error
+
+    found = computed(example, "two rows of zeros")
     usual = torch.get_default_dtype()
     if not isinstance(found, Tensor) or found.shape != (2, width) or found.dtype != usual:
         result = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
@@ -132,7 +136,7 @@ def check_encoder(
     leaves = {path: _varied(leaf) for path, leaf in example.items()}
 
     def rows(indices: slice) -> Tensor:
-        return compute({path: leaf[indices] for path, leaf in leaves.items()})
+        return computed({path: leaf[indices] for path, leaf in leaves.items()}, "rows of numbers up to 1")
 
     training, state = module.training, {name: value.clone() for name, value in module.state_dict().items()}
     with torch.random.fork_rng(devices=[]):

@@ -90,10 +90,11 @@ class DecisionStep(nn.Module):
     """One decision of a ``Decider``.
 
     Inputs: observation leaves; "start" bool [B]; "reward" [B] of the last step and "target_return" [B] of episodes that
-    start here, float64; for heads that sample, "noise" [B, U] and "greedy" bool [B]. Outputs: actions.
+    start here, float64; for heads that sample, "noise" [B, U] and "greedy" bool [B]. Outputs: actions, and the "total"
+    [B] of the outputs of the head.
 
     Args:
-        ships: whether all fields of ``PolicyOutput`` stand beside the actions.
+        ships: whether all fields of ``PolicyOutput`` stand beside the actions, in place of the total.
     """
 
     def __init__(self, decider: Decider, ships: bool = False) -> None:
@@ -112,7 +113,8 @@ class DecisionStep(nn.Module):
             greedy=inputs.get("greedy"),
             tables=part_of(TABLE, inputs),
         )
-        fields = self.policy.fields(observations, outputs, actions) if self.ships else {"action": actions}
+        total = {"action": actions, "total": {"": outputs.sum(-1)}}
+        fields = self.policy.fields(observations, outputs, actions) if self.ships else total
         return flat_fields(fields), self.to_dict(after)
 
     def inputs(
@@ -232,7 +234,7 @@ class DecisionMachine(LeftBehind):
         noise: Tensor | None,
         tables: Tensors,
         overwrites: bool,
-    ) -> tuple[Tensors, ActingState] | None:
+    ) -> tuple[Tensors, Tensor, ActingState] | None:
         """``Decider.act``; None where there is no machine code."""
         if not start.is_cpu:
             return None
@@ -246,7 +248,7 @@ class DecisionMachine(LeftBehind):
             tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         inputs = step.inputs(observations, start, reward, target_return, noise)
         found = self._machines[way].run(inputs | prefixed(TABLE, tables), tensors)
-        return None if found is None else (leaves_of("action", found), step.from_dict(tensors))
+        return None if found is None else (leaves_of("action", found), found["total"], step.from_dict(tensors))
 
 
 def announce(line: str) -> None:

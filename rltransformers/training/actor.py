@@ -15,7 +15,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
 from rltransformers.core.seeding import branch
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves, split_members
-from rltransformers.core.values import Bools
+from rltransformers.core.values import Bools, check_observations
 from rltransformers.policies.action_heads import draw_noise
 from rltransformers.policies.observations import StateWatch, fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.output import Kinds, PolicyOutput
@@ -272,7 +272,10 @@ class Actor:
         """
         policy, spaces = self._policy, leaf_spaces(self.observation_space)
         found, batched = fit_observation(spaces, observation)
-        leaves = {path: np.asarray(leaf, spaces[path].dtype) for path, leaf in found.items()}
+        with np.errstate(over="ignore"):  # told below
+            leaves = {path: np.asarray(leaf, spaces[path].dtype) for path, leaf in found.items()}
+        if any(leaves[path] is not leaf for path, leaf in found.items()):
+            check_observations(spaces, leaves)
         rows = len(next(iter(leaves.values())))
         begins = state is None
         if begins:

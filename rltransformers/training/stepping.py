@@ -16,9 +16,9 @@ from rltransformers.core.checkpoint import contents_of
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.ranges import Count, PositiveNumber, check
 from rltransformers.core.spaces import Space, leaf_spaces, space_from_json
-from rltransformers.core.values import Bools, check_observations, finite, numbers, to_tensor
+from rltransformers.core.values import Bools, all_finite, check_observations, finite, numbers, to_tensor
 from rltransformers.export.reading import Arrays, read_step
-from rltransformers.policies.action_heads import Noise, NoiseType, as_arrays, noise_of
+from rltransformers.policies.action_heads import OUTPUT_NOT_FINITE, Noise, NoiseType, as_arrays, noise_of
 from rltransformers.policies.decider import ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.observations import check_state
@@ -73,6 +73,7 @@ class Stepping(Protocol):
         """
 
 
+ALWAYS_FINITE = ("action", "probabilities", "mean", *OF_ACTIONS)
 NO_TARGET = "this policy is asked for no return; leave target_return out"
 
 
@@ -133,9 +134,12 @@ class PolicySteps(Stepping):
         fields: dict[str, dict[str, Tensor]] = {}
         if whole:
             fields, state = policy.decide(*inputs)
+            output = fields["value"][""] + fields["log_prob"][""]
         else:
-            fields["action"], _, _, state = policy.step(*inputs)
-        return as_numbers(fields) | {"action": as_arrays(head.execute(fields["action"]), head.spaces)}, state
+            fields["action"], values, log_probs, state = policy.step(*inputs)
+            output = values + log_probs
+        acted = as_arrays(head.execute(fields["action"]), head.spaces, output)
+        return as_numbers(fields) | {"action": acted}, state
 
 
 class DecisionSteps(Stepping):
@@ -187,7 +191,8 @@ class DecisionSteps(Stepping):
             tables = policy.tables.current()
             actions, outputs, state = decider.decide(observations, state, tables=tables, **inputs)
             fields = policy.fields(observations, outputs, actions)
-        return as_numbers(fields) | {"action": as_arrays(actions, leaf_spaces(self.action_space))}, state
+        acted = as_arrays(actions, leaf_spaces(self.action_space), outputs)
+        return as_numbers(fields) | {"action": acted}, state
 
 
 def target_returns(target: Any, rows: int, scale: float) -> NDArray[np.float64]:
@@ -222,8 +227,8 @@ def act_on_arrays(
 ) -> tuple[Leaves, ActingState]:
     """``Decider.act`` on numpy arrays; one copy to the device per leaf, one back."""
     observations, inputs = decision_inputs(decider, leaves, start, reward, target_return, noise)
-    actions, state = decider.act(observations, state, **inputs, overwrites=overwrites)
-    return as_arrays(actions, leaf_spaces(action_space)), state
+    actions, output, state = decider.decision(observations, state, **inputs, overwrites=overwrites)
+    return as_arrays(actions, leaf_spaces(action_space), output), state
 
 
 def as_numbers(fields: Mapping[str, Mapping[str, Tensor]]) -> Kinds:
@@ -381,4 +386,7 @@ class FileSteps(Stepping):
         inputs = {name: self._file.filled(kind, rows, values[name]) for name, kind in kinds.items()}
         outputs: Any  # arrays, which leaves_of takes as it takes tensors
         outputs, tensors = self._file.run(inputs, state.tensors)
-        return {kind: leaves_of(kind, outputs) for kind in (*OF_LEAVES, *OF_ACTIONS)}, FileState(tensors, age)
+        fields: Kinds = {kind: leaves_of(kind, outputs) for kind in (*OF_LEAVES, *OF_ACTIONS)}
+        if not all(all_finite(value) for kind in ALWAYS_FINITE for value in fields[kind].values()):
+            raise DataError(OUTPUT_NOT_FINITE)
+        return fields, FileState(tensors, age)

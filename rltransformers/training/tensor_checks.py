@@ -18,7 +18,7 @@ from rltransformers.core.guard import attempt
 from rltransformers.core.spaces import Space, nest_leaves
 from rltransformers.core.values import When, check_observations, check_outcome, read_leaves
 from rltransformers.envs.tensors.base import Leaves, TensorStep, TensorVecEnv, action_types
-from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.action_heads import OUTPUT_NOT_FINITE, ActionHead
 
 Fits = Callable[[Tensor], Tensor]
 """Rows [N, ...] to whether each entry is one of a space."""
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
     """What a reset or a step gave."""
 
     good: Tensor  # bool [N]
-    given: Leaves | TensorStep  # observations of a reset, or a step
+    given: Leaves | TensorStep | Tensor  # observations of a reset, a step, or numbers of the policy
     when: str
 
 
@@ -59,8 +59,12 @@ class CheckedTensors:
         self._look(leaves, when)
         return leaves
 
-    def step(self, head: ActionHead, actions: Mapping[str, Tensor], when: When) -> TensorStep:
-        """Take a step with actions of a policy, Boxes clipped."""
+    def step(
+        self, head: ActionHead, actions: Mapping[str, Tensor], when: When, output: Tensor | None = None
+    ) -> TensorStep:
+        """Take a step with actions of a policy, Boxes clipped; its numbers [N] in ``output`` are looked at, too."""
+        if output is not None:
+            self._seen.append(Seen(output.isfinite(), output, when()))
         leaves = {path: value.to(self._types[path]) for path, value in head.execute(actions).items()}
         executed = nest_leaves(self._env.action_space, leaves)
         step: TensorStep = attempt(self._env, when, self._env.step_tensors, executed)
@@ -108,6 +112,8 @@ class CheckedTensors:
     def _name(self, seen: Seen) -> None:
         """Raise the error of numpy for what was seen."""
         given, space = seen.given, self._env.action_space
+        if isinstance(given, Tensor):
+            raise DataError(OUTPUT_NOT_FINITE)
         step = given if isinstance(given, TensorStep) else None
 
         def place(row: int) -> str:

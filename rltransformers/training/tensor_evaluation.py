@@ -99,8 +99,8 @@ def _steps(
     for number in itertools.count(1):
         leaves = policy.leaves_to_tensors(statistics.observed(seen, takes=False))
         noise = None if streams is None else episode_noise(noise_parts, streams, number - 1)
-        actions, _, _, state = policy.step(leaves, state, first, noise, overwrites=True)
-        step = checked.step(policy.action_head, actions, partial("in step {}".format, number))
+        actions, values, log_probs, state = policy.step(leaves, state, first, noise, overwrites=True)
+        step = checked.step(policy.action_head, actions, partial("in step {}".format, number), values + log_probs)
         if policy.uses_previous_reward:
             rewards = statistics.earned(step.rewards, first, step.ended)
             rewards = rewards if unit is None else (rewards / unit).clamp(-CLIP, CLIP)

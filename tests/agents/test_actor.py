@@ -365,6 +365,58 @@ def test_predict_refuses_the_state_of_another_policy() -> None:
         other.predict(one, offline(context_length=7).actor().predict(one)[1], reward=1.0)
 
 
+NOT_FINITE = "policy's values or log-probabilities are not finite; look whether its weights"
+
+
+@pytest.mark.parametrize("make", [online, lambda: online(GTrXLDQN), offline, lambda: offline(mode="bc")])
+def test_nobody_acts_on_a_network_that_is_not_finite(make: Callable[[], Any]) -> None:
+    model, seen = make(), np.zeros(4, np.float32)
+    head = model.policy.head if isinstance(model, DecisionTransformer) else model.policy.action_head
+    with torch.no_grad():
+        head.linear.weight.fill_(torch.nan)
+    actor = model.actor()
+    calls: list[Callable[[], object]] = [
+        lambda: actor(seen, 1.0),
+        lambda: actor.decide(seen, 1.0),
+        lambda: actor.predict(seen),
+        lambda: model.predict(seen),
+    ]
+    if isinstance(model, DecisionTransformer):
+        calls.append(lambda: model.evaluate("CartPole-v1", episodes=2))
+    actor.reset()
+    for call in calls:
+        with pytest.raises(DataError, match=NOT_FINITE):
+            call()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [online, offline])
+def test_neither_does_machine_code_nor_a_file(make: Callable[[], Any], tmp_path: Path) -> None:
+    model, seen = make(), np.zeros(4, np.float32)
+    model.save(tmp_path / "agent")
+    model = type(model).load(tmp_path / "agent", device="cpu", acting="compiled")
+    actor = model.actor()
+    actor.reset()
+    actor(seen, 1.0)
+    head = model.policy.head if isinstance(model, DecisionTransformer) else model.policy.action_head
+    with torch.no_grad():
+        head.linear.weight.fill_(torch.nan)
+    with pytest.raises(DataError, match=NOT_FINITE):
+        actor(seen, 1.0)
+    model.export(tmp_path / "policy.pt2")
+    with pytest.raises(CheckpointError, match=NOT_FINITE):
+        Actor.from_export(tmp_path / "policy.pt2")
+
+
+def test_a_number_beyond_the_type_of_the_observation_is_refused() -> None:
+    half = gym.spaces.Box(-np.inf, np.inf, (4,), np.float16)
+    env: Any = gym.wrappers.TransformObservation(gym.make("CartPole-v1"), lambda seen: seen.astype(np.float16), half)
+    actor = GTrXLPPO("GTrXLPolicy", env, n_steps=8, policy_kwargs={"backbone": SMALL}).actor()
+    actor.reset()
+    with pytest.raises(DataError, match=r"observation of environment 0 is inf at entry \[0\], not finite"):
+        actor(np.array([1e5, 0.0, 0.0, 0.0], np.float32))
+
+
 def test_a_faulty_step_leaves_what_is_remembered() -> None:
     model, stream = online(), None
     stream = Stream(model, 3)

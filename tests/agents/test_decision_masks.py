@@ -144,6 +144,47 @@ def test_float_pictures_go_through_a_convolution_and_are_scaled_once() -> None:
         assert encoder.picture.largest == largest
 
 
+def sets(fill: float) -> Trajectories:
+    """Episodes of four entities, of which the last is there in a twentieth of the steps; elsewhere stands ``fill``."""
+    rng, episodes = np.random.default_rng(0), []
+    for _ in range(20):
+        mask = (rng.random((7, 4)) < [0.9, 0.7, 0.3, 0.05]).astype(np.int8)
+        entities = np.where(mask[..., None], rng.normal([3.0, -1.0], [0.5, 20.0], (7, 4, 2)), fill)
+        observations = {"entities": entities.astype(np.float32), "mask": mask}
+        actions = rng.integers(0, 3, 6)
+        episodes.append({"observations": observations, "actions": actions, "rewards": rng.normal(size=6)})
+    space = spaces.Dict({"entities": spaces.Box(-np.inf, np.inf, (4, 2)), "mask": spaces.MultiBinary(4)})
+    return load_trajectories(episodes, observation_space=space, action_space=spaces.Discrete(3))
+
+
+@pytest.mark.parametrize("fill", [0.0, -1000.0])
+def test_elements_of_a_set_have_the_same_units_at_every_place(fill: float, tmp_path: Path) -> None:
+    encoder = {"name": "bert", "leaf": "entities", "mask": "mask", "position": "none", "heads": 2, "layers": 1}
+    data, options = sets(fill), {"observation": {"encoder": encoder}}
+    model = model_of(data, policy=options, critic="qt", critic_kwargs={"width": 8})
+    ((_, mean, deviation),) = model.policy.statistics()
+    acted = np.ones(len(data.observations["mask"]), bool)
+    acted[6::7] = False
+    there = data.observations["entities"][acted][data.observations["mask"][acted] != 0].astype(np.float64)
+    np.testing.assert_allclose(mean, np.tile(there.mean(0), (4, 1)), rtol=1e-5)
+    np.testing.assert_allclose(deviation, np.tile(there.std(0), (4, 1)), rtol=1e-5)
+
+    model.learn(2).save(tmp_path / "model")
+    loaded = DecisionTransformer.load(tmp_path / "model", device="cpu")
+    seen = {"entities": there[:4].astype(np.float32), "mask": np.array([1, 0, 1, 1], np.int8)}
+    turned = {path: leaf[::-1].copy() for path, leaf in seen.items()}
+    other = {**seen, "entities": np.where(seen["mask"][:, None], seen["entities"], -fill).astype(np.float32)}
+    found = []
+    for agent, observation in ((model, seen), (model, turned), (loaded, seen), (model, other)):
+        actor = agent.actor(1.0)
+        actor.reset()
+        found.append(actor.decide(observation))
+    for each in found[1:]:
+        np.testing.assert_allclose(each.probabilities, found[0].probabilities, rtol=1e-5)
+    for each in found[2:]:  # critics read places, and nothing of what is not there
+        np.testing.assert_allclose(each.value, found[0].value, rtol=1e-5)
+
+
 def test_encoders_of_leaves_are_saved_and_serve_critics_too(tmp_path: Path) -> None:
     register_encoder("means of a test", lambda space, width: nn.Sequential(nn.Flatten(), nn.Linear(360, width)))
     for name in ("vector", "means of a test"):

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import Tensor, nn
 
 from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLVMPO
@@ -165,6 +166,59 @@ def test_keywords_without_effect_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             GTrXLPPO("GTrXLPolicy", env, n_steps=8, policy_kwargs={"backbone": TINY, **policy}, device="cpu")
+
+
+class Seeing(gym.Env[Any, Any]):
+    """Floats in [0, 255], a picture among them."""
+
+    observation_space = gym.spaces.Dict(
+        {key: gym.spaces.Box(0, 255, (10, 10, 3), np.float32) for key in ("camera", "chosen", "plain", "rows")}
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        return self._observation(), float(action), bool(self.np_random.random() < 0.2), False, {}
+
+    def _observation(self) -> Any:
+        space = self.observation_space
+        return {key: self.np_random.uniform(0, 255, leaf.shape).astype(np.float32) for key, leaf in space.items()}
+
+
+def divisors(policy: Any) -> dict[str, float]:
+    encoder = policy.actor.observation
+    parts = zip(encoder.paths, encoder.leaf_encoders, strict=True)
+    return {path: part.picture.largest if hasattr(part, "picture") else part.largest for path, part in parts}
+
+
+@pytest.mark.filterwarnings("ignore:the observation at .* is read as a picture")
+@pytest.mark.parametrize("kind", [GTrXLPPO, GTrXLDQN])
+def test_pictures_that_are_normalized_are_not_divided_as_well(kind: Any, tmp_path: Path) -> None:
+    keys = ["camera", "chosen", "rows"]
+    leaves = {"chosen": {"name": "image", "channels": "last"}, "rows": "vector"}
+    settings: dict[str, Any] = {"policy_kwargs": {"backbone": TINY, "observation": {"leaves": leaves}}, "seed": 0}
+    settings |= {"n_steps": 8, "n_epochs": 1} if kind is GTrXLPPO else {"buffer_size": 100, "segment_length": 4}
+    env = VecNormalize(DummyVecEnv([Seeing]), norm_obs_keys=keys)
+    model = kind(*kind.policy_aliases, env, device="cpu", **settings).learn(8)
+    expected = {"camera": 1.0, "chosen": 1.0, "plain": 255.0, "rows": 1.0}
+    assert divisors(model.policy) == expected
+    model.save(tmp_path / "model")
+    model.policy.save(tmp_path / "policy")
+    loaded = kind.load(tmp_path / "model", device="cpu")
+    for policy in (loaded.policy, type(model.policy).load(tmp_path / "policy", device="cpu")):
+        assert divisors(policy) == expected
+    raw = kind(*kind.policy_aliases, DummyVecEnv([Seeing]), device="cpu", **settings)
+    assert divisors(raw.policy) == {"camera": 255.0, "chosen": 255.0, "plain": 255.0, "rows": 1.0}
+    raw.save(tmp_path / "raw")  # as a file of before reads pictures, whatever its environment does
+    assert divisors(kind.load(tmp_path / "raw", env=env, device="cpu").policy)["camera"] == 255.0
+    seen = Seeing().reset(seed=3)[0]
+    actors = [each.actor() for each in (model, loaded)]
+    for actor in actors:
+        actor.reset()
+    assert actors[0].decide(seen).value == actors[1].decide(seen).value
 
 
 class Dropping(GTrXLPolicy):

@@ -5,6 +5,7 @@ B rows, A outputs, U numbers of noise.
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ from gymnasium import spaces
 from torch import Tensor, distributions, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rltransformers.core.errors import ConfigError
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import (
     BinaryAction,
@@ -24,6 +26,7 @@ from rltransformers.policies.action_leaves import (
     NormalAction,
     inner_bounds,
 )
+from rltransformers.policies.soft_head import SoftHead
 
 SPACES: dict[str, gym.Space[Any]] = {
     "discrete": spaces.Discrete(3, start=4),
@@ -216,6 +219,39 @@ def test_every_leaf_of_a_box_has_the_same_units(low: float, high: float, of_zero
         torch.testing.assert_close(
             gaussian.as_numbers(gaussian.execute(inside)), inside.flatten(), rtol=1e-5, atol=1e-6
         )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [
+        (1e6, 1e6 + 0.02, np.float64),
+        (-2.4e9 - 100.0, -2.4e9, np.float64),
+        (1.0, 1.0001, np.float32),
+        (2**24, 2**24 + 3, np.int64),
+    ],
+)
+def test_a_box_that_is_narrow_for_its_distance_from_zero_is_refused(low: float, high: float, dtype: Any) -> None:
+    space = spaces.Box(np.array([-1, low], dtype), np.array([1, high], dtype), dtype=dtype)
+    way_out = "fewer than 1,024 numbers between .* and .*RescaleAction"
+    makers: list[Callable[[], object]] = [
+        lambda: ActionHead(space, 8, log_std=0.0),
+        lambda: ActionHead(spaces.Dict({"arm": space}), 8),
+        lambda: SoftHead(space, 8),
+    ]
+    for make in makers:
+        with pytest.raises(ConfigError, match=way_out):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [(1e6, 1e6 + 3, np.int64), (2**40, 2**40 + 2**35, np.int64), (1.0, 1.0, np.float32), (0.0, 1e-30, np.float64)],
+)
+def test_a_box_of_numbers_that_float32_tells_apart_acts_between_its_bounds(low: float, high: float, dtype: Any) -> None:
+    head = ActionHead(spaces.Box(np.array([low], dtype), np.array([high], dtype), dtype=dtype), 8, log_std=0.0)
+    found = head.execute({"": torch.linspace(-1.0, 1.0, 7)[:, None]})[""].double()
+    assert float(found[0]) == pytest.approx(low) and float(found[-1]) == pytest.approx(high)
+    assert len(found.unique()) == (1 if low == high else 4 if high - low == 3 else 7)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int32])

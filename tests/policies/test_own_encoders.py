@@ -84,6 +84,17 @@ class Forgetful(nn.Module):
         return nn.functional.dropout(self.linear(x.flatten(1)), 0.2, self.training)
 
 
+class Few(nn.Module):
+    """Knows a class alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x.flatten(1)[:, -1].long())
+
+
 class To(nn.Module):
     """Of another type."""
 
@@ -125,6 +136,7 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
     for kind in (torch.float64, torch.float16):
         bad(lambda space, width, kind=kind: nn.Sequential(nn.Flatten(), nn.Linear(6, width), To(kind)), f"of {kind}")
     bad(lambda space, width: nn.Linear(7, width), "fails on two rows of zeros")
+    bad(lambda space, width: Few(), "fails on rows of numbers up to 1: index")
     bad(lambda space: nn.Identity(), "was refused by what makes it")
     bad(lambda space, width: 3, "must make a module")
     with pytest.raises(ConfigError, match="no encoder is registered as 'squares of tests'; did you mean"):
@@ -211,6 +223,20 @@ def test_nested_observations_are_one_dict_of_paths() -> None:
     }
     plain = encoder.extractor(preprocess_obs(rows, encoder.space))
     torch.testing.assert_close(token.flatten(0, 1), encoder.linear(plain))
+
+
+def test_an_extractor_reads_leaves_of_a_single_class() -> None:
+    space = spaces.Dict({"lamp": spaces.Discrete(1, start=3), "wheels": spaces.MultiDiscrete([3, 1])})
+    encoder = FeaturesExtractor(space, WIDTH, CombinedExtractor, {})
+    leaves = {"lamp": torch.tensor([3, 3]), "wheels": torch.tensor([[2, 0], [1, 0]])}
+    assert encoder(leaves).shape == (2, WIDTH)
+
+
+@pytest.mark.parametrize("key", ["a.b", "keys"])
+def test_a_key_that_torch_cannot_give_to_a_module_is_to_be_renamed(key: str) -> None:
+    space = spaces.Dict({key: spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(2)})
+    with pytest.raises(ConfigError, match=rf"CombinedExtractor refuses Dict.*{key}.*; rename this key of the obs"):
+        FeaturesExtractor(space, WIDTH, CombinedExtractor, {})
 
 
 def test_extractors_are_found_by_name_or_refused() -> None:

@@ -126,6 +126,15 @@ def test_observations_are_looked_at(limit: int) -> None:
         evaluate_online(model, Unseen(2, device="cpu", max_episode_steps=limit), "", episodes=2)
 
 
+@pytest.mark.parametrize("task", [CartPole, Pendulum])
+def test_a_network_that_is_not_finite_is_to_blame(task: Any) -> None:
+    model = ppo(task(2, device="cpu"))
+    with torch.no_grad():
+        model.policy.action_head.linear.weight.fill_(torch.nan)
+    with pytest.raises(DataError, match="log-probabilities are not finite; look whether its weights"):
+        evaluate_online(model, task(2, device="cpu"), "", episodes=2)
+
+
 def test_an_episode_without_end_is_an_error() -> None:
     model = ppo(CueRecall(4, device="cpu", delay=3))
     with pytest.raises(DataError, match=r"an episode of environment 0 .*has not ended after 40 steps"):

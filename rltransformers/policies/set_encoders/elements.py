@@ -31,7 +31,7 @@ class Layout:
     element: Space
     patch: int = 0  # side of the patches of an image; 0 where elements lie one behind the other
     channels_first: bool = False  # of an image
-    starts: np.ndarray | None = None  # least symbol of every place, where symbols do not begin at 0
+    starts: np.ndarray | None = None  # least symbol of every place, of symbols
 
 
 def patches_of(image: Shaped[Tensor, "*n"], axes: int, patch: int, channels_first: bool) -> Shaped[Tensor, "*m N F"]:
@@ -65,7 +65,7 @@ def layout_of(space: Space, options: EncoderOptions) -> Layout:
     if isinstance(space, spaces.MultiDiscrete):
         starts = space.start.reshape(count, size)
         element = spaces.MultiDiscrete(space.nvec.reshape(count, size).max(0))
-        return Layout(count, size, shape, element, starts=starts if starts.any() else None)
+        return Layout(count, size, shape, element, starts=starts)
     if np.issubdtype(space.dtype, np.integer):
         return Layout(count, size, shape, spaces.Box(space.low.min(), space.high.max(), (size,), space.dtype))
     return Layout(count, size, shape, spaces.Box(-np.inf, np.inf, (size,)))
@@ -100,7 +100,10 @@ def _image(space: Space, patch: int | None) -> Layout:
 
 
 def find_leaf(space: Space, options: EncoderOptions) -> tuple[str, Layout]:
-    """Path and layout of the leaf that holds the elements; raise ConfigError unless there is exactly one."""
+    """Path and layout of the leaf that holds the elements; raise ConfigError unless it and its mask are there.
+
+    Without ``leaf`` there must be exactly one that can hold elements.
+    """
     leaves = leaf_spaces(space)
     if options.leaf is not None:
         leaves = {options.leaf: _named(leaves, options.leaf, "leaf")}
@@ -110,12 +113,20 @@ def find_leaf(space: Space, options: EncoderOptions) -> tuple[str, Layout]:
             layouts[path] = layout_of(leaf, options)
         except ConfigError as reason:
             reasons.append(f"{path!r} ({leaf}): {reason}")
-    if len(layouts) == 1:
-        return next(iter(layouts.items()))
-    if layouts:
+    if len(layouts) > 1:
         raise ConfigError(f"encoder: several leaves can hold elements: set leaf to one of {list(layouts)}")
-    holds = "no leaf of the observation holds" if options.leaf is None else "leaf holds no"
-    raise ConfigError(f"encoder: {holds} elements: {'; '.join(reasons) or 'there is none'}")
+    if not layouts:
+        holds = "no leaf of the observation holds" if options.leaf is None else "leaf holds no"
+        raise ConfigError(f"encoder: {holds} elements: {'; '.join(reasons) or 'there is none'}")
+    ((found, layout),) = layouts.items()
+    if options.mask is not None:
+        mask = _named(leaf_spaces(space), options.mask, "mask")
+        if not isinstance(mask, spaces.MultiBinary) or mask.shape != (layout.count,):
+            raise ConfigError(
+                f"encoder: mask {options.mask!r} must be MultiBinary({layout.count}), one bit per element, got {mask}; "
+                "leave mask out where all elements exist"
+            )
+    return found, layout
 
 
 def _named(leaves: Mapping[str, Space], path: str, option: str) -> Space:
@@ -140,13 +151,6 @@ class Elements(nn.Module):
         super().__init__()
         self.leaf, self.layout = find_leaf(space, options)
         self.mask = options.mask
-        if self.mask is not None:
-            mask = _named(leaf_spaces(space), self.mask, "mask")
-            if not isinstance(mask, spaces.MultiBinary) or mask.shape != (self.count,):
-                raise ConfigError(
-                    f"encoder: mask {self.mask!r} must be MultiBinary({self.count}), one bit per element, got {mask}; "
-                    "leave mask out where all elements exist"
-                )
         self.encoder = ObservationEncoder(self.layout.element, width)
         starts = self.layout.starts
         self.register_buffer("starts", None if starts is None else torch.as_tensor(starts).long(), persistent=False)
@@ -174,12 +178,17 @@ class Elements(nn.Module):
         self.register_buffer("places", rows, persistent=False)
 
     def forward(self, leaves: Mapping[str, Tensor]) -> tuple[Float[Tensor, "*n N W"], Bool[Tensor, "*n N"]]:
+        x, exists = self.present(leaves)
+        tokens = self.encoder(x)
+        return tokens if self.places is None else tokens + self.places, exists
+
+    def present(self, leaves: Mapping[str, Tensor]) -> tuple[Shaped[Tensor, "*n N F"], Bool[Tensor, "*n N"]]:
+        """The elements, 0 where one does not exist, and which exist."""
         x = self.cut(leaves[self.leaf])
         exists = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
         if self.mask is not None:
             exists = leaves[self.mask] != 0
-        tokens = self.encoder(x.masked_fill(~exists[..., None], 0))
-        return tokens if self.places is None else tokens + self.places, exists
+        return x.masked_fill(~exists[..., None], 0), exists
 
     def cut(self, leaf: Shaped[Tensor, "*n"]) -> Shaped[Tensor, "*m N F"]:
         layout = self.layout
@@ -187,4 +196,6 @@ class Elements(nn.Module):
             return patches_of(leaf, len(layout.shape), layout.patch, layout.channels_first)
         lead = leaf.shape[: leaf.dim() - len(layout.shape)]
         x = leaf.reshape(*lead, layout.count, layout.size)
-        return x if self.starts is None else x.long() - self.starts
+        if self.starts is not None:
+            return x.long() - self.starts
+        return x if x.is_floating_point() else x.to(torch.get_default_dtype())  # torch fills few types of integers

@@ -19,10 +19,12 @@ from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.ranges import LARGEST, Count, PositiveNumber, WholeNumber, check, check_fields
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import box_bounds, leaf_spaces, normalized_leaves
+from rltransformers.core.spec import Choice
 from rltransformers.core.values import named
 from rltransformers.data import Trajectories
 from rltransformers.data.description import NEAR, return_gaps
 from rltransformers.policies.returns import MAX_SCALED
+from rltransformers.policies.set_encoders.elements import find_leaf
 from rltransformers.training.offline.settings import USUAL_CONTEXT, Settings
 
 ROUNDING = 1e-6
@@ -291,12 +293,17 @@ def check_masked(data: Trajectories) -> None:
     check_recorded(data.actions, masks, data.action_space, place)
 
 
-def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
+def statistics_of(data: Trajectories, encoder: Choice | None) -> dict[str, tuple[Tensor, Tensor]]:
     """Mean of the leaves that are standardized, and what they are divided by: the deviation.
 
     Where a number never changes but for rounding it is the size of the number, 1 at least, so that it enters as 0.
+    Elements that an ``encoder`` reads have the same units at every place.
     """
-    means, deviations = data.observation_statistics()
+    elements: dict[str, tuple[int, str | None]] = {}
+    if encoder is not None:
+        path, layout = find_leaf(data.observation_space, encoder.options)
+        elements[path] = layout.size, encoder.options.mask
+    means, deviations = data.observation_statistics(elements)
     leaves, statistics = leaf_spaces(data.observation_space), {}
     for path in normalized_leaves(data.observation_space):
         mean, deviation, dtype = means[path], deviations[path], leaves[path].dtype

@@ -22,7 +22,7 @@ from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import check_folder
 from rltransformers.core.guard import Guard, named_fault, raised_in_reset, reset_rows, warn_of_statistics
-from rltransformers.core.ranges import Count, Environments, Seed, strict
+from rltransformers.core.ranges import Count, Environments, Seed, constructor_annotations, strict
 from rltransformers.core.seeding import branch_seeds, generators, seed_environments
 from rltransformers.core.values import episode_record, success_of, to_tensor
 from rltransformers.core.world import Sharing, current_sharing
@@ -40,7 +40,13 @@ from rltransformers.training.online.eval_callbacks import check_eval_callbacks
 from rltransformers.training.online.online_checkpoint import UnwrittenMetrics
 from rltransformers.training.online.stored_agent import StoredAgent, settings_of
 from rltransformers.training.online.tensor_rollouts import tensor_environments
-from rltransformers.training.online.vec_envs import as_vec_env, check_masks_of, trained_spaces, with_masks
+from rltransformers.training.online.vec_envs import (
+    as_vec_env,
+    check_masks_of,
+    trained_spaces,
+    with_masks,
+    with_pictures,
+)
 from rltransformers.training.runs.run_card import write_run_card
 from rltransformers.training.schedules import Scheduled, as_schedule, warn_of_jumps
 from rltransformers.training.stepping import PolicySteps, Scalings
@@ -80,6 +86,15 @@ class OnlineAgent(StoredAgent):
             device=find_device(device),
             **settings,
         )
+        if needs_env:  # an agent of a file reads as it did
+            readout = self.policy_kwargs.get("readout")
+            if isinstance(readout, Mapping) and "refresh" in readout:
+                raise ConfigError(
+                    f"policy_kwargs.readout.refresh ({readout['refresh']}) counts updates of a Decision Transformer; "
+                    "online the store takes in every rollout: leave it out"
+                )
+            if "observation" in constructor_annotations(kind):
+                self.policy_kwargs = with_pictures(self.policy_kwargs, self.env, self.observation_space)
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:

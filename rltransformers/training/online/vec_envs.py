@@ -11,11 +11,12 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, check_mask_order, observes_mask
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import check_copies
+from rltransformers.core.pictures import as_picture, picture_of
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import Space, check_supported, is_nested, leaf_spaces
 from rltransformers.envs.make import environment_source, make_env
@@ -24,7 +25,8 @@ from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.action_heads import check_action_space
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.observations import tree_space
-from rltransformers.training.normalization import check_normalizable
+from rltransformers.policies.registered import LeafChoice, read_leaves
+from rltransformers.training.normalization import check_normalizable, of_observations
 
 
 def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
@@ -97,6 +99,29 @@ def with_masks(
             "policy_kwargs={'action_masks': False}"
         )
     return dict(policy_kwargs)
+
+
+def with_pictures(policy_kwargs: Mapping[str, Any], env: VecEnv | None, space: Space) -> dict[str, Any]:
+    """Let a policy take pictures as they are that ``VecNormalize`` has normalized, whatever their bounds say."""
+    normalizer = None if env is None else unwrap_vec_normalize(env)
+    if normalizer is None or policy_kwargs.get("features_extractor_class") is not None:
+        return dict(policy_kwargs)
+    observation, leaves = policy_kwargs.get("observation") or {}, leaf_spaces(tree_space(space))
+    chosen, pictures = read_leaves(observation.get("leaves")), {}
+    for path in of_observations(normalizer):
+        leaf, choice = leaves.get(path), chosen.get(path)
+        if not isinstance(leaf, spaces.Box) or len(leaf.shape) not in (2, 3, 4) or as_picture(leaf).largest == 1:
+            continue
+        if choice is None and picture_of(leaf, path) is not None:
+            choice = LeafChoice("image")
+        if choice is not None and choice.name == "image":
+            pictures[path] = {"name": "image", "largest": 1.0, **choice.options}
+    if not pictures:
+        return dict(policy_kwargs)
+    return {
+        **policy_kwargs,
+        "observation": {**observation, "leaves": {**(observation.get("leaves") or {}), **pictures}},
+    }
 
 
 def check_masks_of(env: VecEnv, policy: MemoryPolicy, policy_kwargs: Mapping[str, Any], kind: str) -> None:

@@ -48,7 +48,7 @@ def test_a_flat_box_is_cut_by_element_size() -> None:
     assert torch.equal(flat({"": x})[0], table({"": x.view(2, 7, 3)})[0])
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint16, np.uint32, np.uint64])
 def test_integers_are_divided_by_the_largest_bound(dtype: Any) -> None:
     space = spaces.Box(0, 50, (7, 3), dtype)
     x = sample(space, 2)
