@@ -297,10 +297,10 @@ def statistics_of(data: Trajectories, encoder: Choice | None) -> dict[str, tuple
     """Mean of the leaves that are standardized, and what they are divided by: the deviation.
 
     Where a number never changes but for rounding it is the size of the number, 1 at least, so that it enters as 0.
-    Elements that an ``encoder`` reads have the same units at every place.
+    Elements that an ``encoder`` reads have the same units at every place where they are a set or some do not exist.
     """
     elements: dict[str, tuple[int, str | None]] = {}
-    if encoder is not None:
+    if encoder is not None and (encoder.options.position == "none" or encoder.options.mask is not None):
         path, layout = find_leaf(data.observation_space, encoder.options)
         elements[path] = layout.size, encoder.options.mask
     means, deviations = data.observation_statistics(elements)
