@@ -127,9 +127,7 @@ class BoxAction(ActionLeaf):
         closed = (np.abs(low) < LARGEST) & (np.abs(high) < LARGEST)  # float32 ends at 3.4e38
         half = np.where(closed, high / 2 - low / 2, 0.0)
         bounded = half >= np.finfo(np.float32).tiny
-        step = np.spacing(
-            np.maximum(np.abs(low), np.abs(high), where=closed, out=np.zeros_like(low)).astype(np.float32)
-        )
+        step = np.spacing(np.where(closed, np.maximum(np.abs(low), np.abs(high)), 0.0).astype(np.float32))
         coarse = bounded & (half < STEPS / 2 * step) & ((step > 0.5) | (not holds_integers(space)))
         if coarse.any():
             place = int(coarse.argmax())

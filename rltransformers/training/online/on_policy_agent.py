@@ -51,10 +51,22 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     gradient_window: int | None
     updates: UpdateMode
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
+    def __init__(self, *arguments: Any, needs_env: bool, **settings: Any) -> None:
         super().__init__(
-            *arguments, ent_coef=0.0, use_sde=False, sde_sample_freq=-1, _init_setup_model=False, **settings
+            *arguments,
+            needs_env=needs_env,
+            ent_coef=0.0,
+            use_sde=False,
+            sde_sample_freq=-1,
+            _init_setup_model=False,
+            **settings,
         )
+        readout = self.policy_kwargs.get("readout")
+        if needs_env and isinstance(readout, Mapping) and "refresh" in readout:
+            raise ConfigError(
+                f"policy_kwargs.readout.refresh ({readout['refresh']}) counts updates of a Decision Transformer; "
+                "online the store takes in every rollout: leave it out"
+            )
 
     def check_together(self) -> None:
         check_batch_size(self.batch_size, self.n_steps)

@@ -86,15 +86,8 @@ class OnlineAgent(StoredAgent):
             device=find_device(device),
             **settings,
         )
-        if needs_env:  # an agent of a file reads as it did
-            readout = self.policy_kwargs.get("readout")
-            if isinstance(readout, Mapping) and "refresh" in readout:
-                raise ConfigError(
-                    f"policy_kwargs.readout.refresh ({readout['refresh']}) counts updates of a Decision Transformer; "
-                    "online the store takes in every rollout: leave it out"
-                )
-            if "observation" in constructor_annotations(kind):
-                self.policy_kwargs = with_pictures(self.policy_kwargs, self.env, self.observation_space)
+        if needs_env and "observation" in constructor_annotations(kind):  # an agent of a file reads as it did
+            self.policy_kwargs = with_pictures(self.policy_kwargs, self.env, self.observation_space)
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
