@@ -97,9 +97,11 @@ def distinct(episodes: Sequence[Frames]) -> tuple[list[NDArray[np.uint8]], list[
     for frames in episodes:
         numbers.append([])
         for frame in frames:
-            number = kept.setdefault((frame.tobytes(), frame.shape), len(kept))
-            different += [frame] if number == len(different) else []
-            numbers[-1].append(number)
+            key = frame.tobytes(), frame.shape
+            if key not in kept:
+                kept[key] = len(different)
+                different.append(frame)
+            numbers[-1].append(kept[key])
     return different, numbers
 
 

@@ -212,8 +212,15 @@ class Decider:
             **{name: (rows, *shape) for name, shape in memory.items()},
         }
 
-    @torch.inference_mode()
     def act(
+        self, observations: Mapping[str, Tensor], state: ActingState, **inputs: Any
+    ) -> tuple[dict[str, Tensor], ActingState]:
+        """``decision`` of these ``inputs`` without the sum of the outputs."""
+        actions, _, after = self.decision(observations, state, **inputs)
+        return actions, after
+
+    @torch.inference_mode()
+    def decision(
         self,
         observations: Mapping[str, Tensor],
         state: ActingState,
@@ -223,8 +230,8 @@ class Decider:
         target_return: Float[Tensor, " B"],
         noise: Float[Tensor, "B U"] | None = None,
         overwrites: bool = False,
-    ) -> tuple[dict[str, Tensor], ActingState]:
-        """One decision for every environment, and the state after it.
+    ) -> tuple[dict[str, Tensor], Float[Tensor, " B"], ActingState]:
+        """One decision for every environment, the sum of the outputs of the head, and the state after it.
 
         Args:
             observations: by leaf path, [B, *leaf shape].
@@ -240,21 +247,6 @@ class Decider:
         Raises:
             DataError: an episode is longer than a position table.
         """
-        actions, _, after = self.decision(observations, state, start, reward, target_return, noise, overwrites)
-        return actions, after
-
-    @torch.inference_mode()
-    def decision(
-        self,
-        observations: Mapping[str, Tensor],
-        state: ActingState,
-        start: Bool[Tensor, " B"],
-        reward: Float[Tensor, " B"],
-        target_return: Float[Tensor, " B"],
-        noise: Float[Tensor, "B U"] | None,
-        overwrites: bool,
-    ) -> tuple[dict[str, Tensor], Float[Tensor, " B"], ActingState]:
-        """``act``, with the sum of the outputs of the head between actions and state."""
         tables, policy = self.policy.tables.current(), self.policy
         self.check_places(state, start)
         inputs, acted = (start, reward, target_return, noise), None
