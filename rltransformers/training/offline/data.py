@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import Backbone
-from rltransformers.core.action_masks import ACTION_MASK, check_recorded
+from rltransformers.core.action_masks import ACTION_MASK, check_mask_order, check_recorded
 from rltransformers.core.checkpoint import check_tensor
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.ranges import LARGEST, Count, PositiveNumber, WholeNumber, check, check_fields
 from rltransformers.core.seeding import step_seed
-from rltransformers.core.spaces import box_bounds, leaf_spaces, normalized_leaves
+from rltransformers.core.spaces import Space, box_bounds, differing_spaces, leaf_spaces, normalized_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.core.values import named
-from rltransformers.data import Trajectories
+from rltransformers.data import Trajectories, load_trajectories
+from rltransformers.data.checks import check_actions, check_order, takes_layout
 from rltransformers.data.description import NEAR, return_gaps
+from rltransformers.data.load import in_spaces
 from rltransformers.policies.returns import MAX_SCALED
 from rltransformers.policies.set_encoders.elements import find_leaf
 from rltransformers.training.offline.settings import USUAL_CONTEXT, Settings
@@ -143,6 +145,33 @@ def fitted_context(data: Trajectories) -> int:
     """The steps of the longest episode where they are at most ``LONGEST_FITTED``, else the usual number."""
     longest = int(data.lengths.max())
     return longest if longest <= LONGEST_FITTED else USUAL_CONTEXT
+
+
+def load_alike(
+    dataset: Any, spaces: tuple[Space, Space], names: Mapping[str, Mapping[str, Sequence[str]]] | None, masked: bool
+) -> Trajectories:
+    """Episodes in the ``spaces`` of a model (observations, actions), which stand in place of guessed ones.
+
+    Args:
+        names: of the components of leaves in the data of the model.
+        masked: whether the model reads masks of actions in the observations.
+
+    Raises:
+        ConfigError: for other spaces, and for keys in another order that masks follow.
+        DataError: for components in another order, and actions outside the action space.
+    """
+    data = load_trajectories(dataset)
+    check_order(data, names, "the data of the model")
+    guessed = (*data.guesses, *data.metadata.get("guessed", ()))
+    keys = "observation_space", "action_space"
+    taken = [key in guessed and takes_layout(ours, getattr(data, key)) for key, ours in zip(keys, spaces, strict=True)]
+    data = in_spaces(data, *(ours if takes else None for ours, takes in zip(spaces, taken, strict=True)))
+    for role, ours, theirs in differing_spaces(spaces, (data.observation_space, data.action_space)):
+        raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
+    if masked:
+        check_mask_order(spaces[1], data.action_space)
+    check_actions(data, spaces[1])
+    return data
 
 
 def data_parts(data: Trajectories, settings: Settings, held_out: HeldOut | None = None) -> DataParts:

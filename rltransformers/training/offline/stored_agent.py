@@ -13,7 +13,7 @@ from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.core.action_masks import ACTION_MASK, check_mask_order
+from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import (
     Checkpoint,
     File,
@@ -25,13 +25,11 @@ from rltransformers.core.checkpoint import (
     save_checkpoint,
 )
 from rltransformers.core.device import find_device, forked_rng
-from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_folder
 from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed, WholeNumber, check, strict
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import (
     Space,
-    differing_spaces,
     leaf_spaces,
     normalized_leaves,
     space_from_json,
@@ -39,10 +37,8 @@ from rltransformers.core.spaces import (
 )
 from rltransformers.core.spec import Choice
 from rltransformers.core.world import Sharing, current_sharing
-from rltransformers.data import ContextSampler, Trajectories, load_trajectories
-from rltransformers.data.checks import check_actions, check_order, takes_layout
+from rltransformers.data import ContextSampler, Trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
-from rltransformers.data.load import in_spaces
 from rltransformers.policies.critics import with_scale
 from rltransformers.policies.decider import ActingMode, Decider
 from rltransformers.policies.decision_network import DecisionPolicy
@@ -63,6 +59,7 @@ from rltransformers.training.offline.data import (
     check_masked,
     data_parts,
     highest_to_go,
+    load_alike,
 )
 from rltransformers.training.offline.huggingface import HUGGINGFACE_MODEL, read_huggingface
 from rltransformers.training.offline.loss import CriticLearner, EntropyBound
@@ -235,19 +232,9 @@ class StoredDecisionTransformer:
         return parts
 
     def _loaded(self, dataset: Any) -> Trajectories:
-        """Episodes in the spaces of the model, whose own stand in place of guessed ones."""
-        data = load_trajectories(dataset)
-        check_order(data, self.summary.names, "the data of the model")
-        guessed = (*data.guesses, *data.metadata.get("guessed", ()))
-        own, keys = (self.observation_space, self.action_space), ("observation_space", "action_space")
-        taken = [key in guessed and takes_layout(ours, getattr(data, key)) for key, ours in zip(keys, own, strict=True)]
-        data = in_spaces(data, *(ours if takes else None for ours, takes in zip(own, taken, strict=True)))
-        for role, ours, theirs in differing_spaces(own, (data.observation_space, data.action_space)):
-            raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
-        if ACTION_MASK in self.policy.observation_leaves:
-            check_mask_order(self.action_space, data.action_space)
-        check_actions(data, self.action_space)
-        return data
+        """Episodes in the spaces of the model."""
+        spaces = self.observation_space, self.action_space
+        return load_alike(dataset, spaces, self.summary.names, masked=ACTION_MASK in self.policy.observation_leaves)
 
     # Files
 
