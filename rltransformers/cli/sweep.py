@@ -15,7 +15,7 @@ from rltransformers.cli.seeds import Key, failures, train_runs
 from rltransformers.cli.variants import Variant
 from rltransformers.cli.worker import order_of
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.files import check_free, file_lock
+from rltransformers.core.files import check_free, check_no_run, file_lock
 from rltransformers.training.runs.comparison import Comparison, compare
 from rltransformers.training.runs.experiment import ExperimentConfig, read_experiment
 from rltransformers.training.runs.groups import ASIDE, differing
@@ -40,8 +40,7 @@ def train_variants(
         except ConfigError as error:
             raise ConfigError(f"variant {variant.name}: {error}") from error
     root = Path(variants[0].config.output) / name
-    if (root / "config.yaml").is_file():
-        raise ConfigError(f"{root} is the folder of a run: give the sweep another --name")
+    check_no_run(root, "sweep")
     with file_lock(root / ".lock", f"sweep {root}", ConfigError):
         folders: dict[Key, RunFolder] = {}
         orders: dict[Key, Callable[[], Order]] = {}

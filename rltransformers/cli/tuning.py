@@ -14,7 +14,7 @@ from rltransformers.cli.engines import Engine, Job, Order, carry_out, signal_nam
 from rltransformers.cli.space import Search, with_values
 from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, one_line, require
-from rltransformers.core.files import file_lock, replacing
+from rltransformers.core.files import check_no_run, file_lock, replacing
 from rltransformers.core.yaml_text import yaml_of
 from rltransformers.training.runs.experiment import AROUND, build_experiment
 from rltransformers.training.runs.search import OneOf
@@ -42,8 +42,7 @@ def tune(
     optuna = require("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder = Path(base["output"]) / name
-    if (folder / "config.yaml").is_file():
-        raise ConfigError(f"{folder} is the folder of a run: give the study another --name")
+    check_no_run(folder, "study")
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / ".lock", f"study {folder}", ConfigError), _naming_damage(optuna, folder / "study.db"):
         study = _study(optuna, folder, base, space)

@@ -61,6 +61,12 @@ def check_run(path: str | os.PathLike[str]) -> None:
     raise ConfigError(f"{path} is not a run folder: it has no {config}; runs are made by `rltransformers train`")
 
 
+def check_no_run(folder: Path, what: str) -> None:
+    """Raise ConfigError where ``what`` of several runs would lie in the folder of one."""
+    if (folder / "config.yaml").is_file():
+        raise ConfigError(f"{folder} is the folder of a run: give the {what} another --name")
+
+
 def existing_file(path: str | os.PathLike[str]) -> Path:
     """The path of a file that is there; DataError when there is none says what there is instead."""
     file = Path(path).expanduser()
