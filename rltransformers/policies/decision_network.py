@@ -16,7 +16,7 @@ from rltransformers.backbone import Backbone, BackboneConfig, Record
 from rltransformers.backbone.state import Tables
 from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observes_mask
 from rltransformers.core.described import count
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import Space, leaf_spaces, normalized_leaves
 from rltransformers.core.spec import Choice
@@ -293,6 +293,8 @@ class DecisionPolicy(nn.Module):
             for each, what in ((return_to_go, "return_to_go"), (timesteps, "timesteps"))
         )
         asked = self.best_bin(asked)
+        if bool((timestep != timestep.floor().abs()).any()):
+            raise DataError("timesteps number the steps of an episode: 0, 1, 2 and so on")
         timestep = torch.arange(steps, device=device).expand(rows, -1) if timesteps is None else timestep.long()
         seen, done = (
             {path: to_tensor(leaf, device).unflatten(0, (rows, steps)) for path, leaf in leaves.items()}

@@ -377,8 +377,7 @@ class MemoryPolicy(BasePolicy):
             raise ConfigError("this policy reads rewards: evaluate_actions(..., rewards=...), what the actions earned")
         if self.actor.backbone.finite_positions:
             self.actor.backbone.check_places(episode_positions(before.actor.tensors["position"], first))
-        given = flat_steps(0.0 if rewards is None else rewards, *shape, "rewards")
-        earned = fit_rewards(given, np.zeros(rows * steps, bool))
+        earned = flat_steps(0.0 if rewards is None else rewards, *shape, "rewards")
         gains = to_tensor(earned, device, before.previous_reward.dtype).view(shape)
         features, value_features, after = self.run_backbones(before.inputs(leaves, taken, gains, first), before)
         outputs, values = self._read(features, value_features, leaves)

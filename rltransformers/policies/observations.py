@@ -134,10 +134,12 @@ def flat_masks(masks: Any, rows: int, steps: int) -> np.ndarray | None:
 
 
 def flat_steps(values: Any, rows: int, steps: int, what: str) -> np.ndarray:
-    """One number for every step [B, T], or one for all, as [B T]; raise DataError for another shape."""
+    """One number for every step [B, T], or one for all, as [B T]; raise DataError for other shapes and no numbers."""
     array = _numbers(values, what)
     if array.shape not in ((), (rows, steps), (rows, steps, 1)):
         raise DataError(f"{what} must be a number, or one per step [B, T], here {rows, steps}; got shape {array.shape}")
+    if not (good := finite(array)).all():
+        raise DataError(f"{what} holds {array[~good][0]}, which is not finite; give a number for every step")
     return np.broadcast_to(array.reshape(array.shape[:2]), (rows, steps)).reshape(-1)
 
 

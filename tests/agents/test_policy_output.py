@@ -298,6 +298,7 @@ FAULTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"episode_starts": np.zeros(3)}, DataError, r"episode_starts must be.*\(2, 5\); got shape \(3,\)"),
     ({"episode_starts": np.zeros((5, 2))}, DataError, r"episode_starts must be.*got shape \(5, 2\)"),
     ({"rewards": np.zeros((5, 2))}, DataError, r"rewards must be a number, or one per step \[B, T\].*\(5, 2\)"),
+    ({"rewards": np.nan}, DataError, "rewards holds nan, which is not finite"),
     ({"rewards": np.zeros(10)}, DataError, r"rewards must be .*got shape \(10,\)"),
     ({"state": 3}, ConfigError, "state must be what predict returned"),
     ({"observations": np.zeros((0, 5, 3))}, DataError, "one at least"),
@@ -344,6 +345,16 @@ def test_numbers_of_other_windows_are_refused(name: str) -> None:
     assert policy.evaluate_actions(**right).log_prob.shape == (2, 5)
     with pytest.raises(DataError, match=rf"{name} must be a number, or one per step \[B, T\].*got shape \(5, 2\)"):
         policy.evaluate_actions(**right | {name: np.zeros((5, 2))})
+    with pytest.raises(DataError, match=f"{name} holds inf, which is not finite"):
+        policy.evaluate_actions(**right | {name: np.where(right["timesteps"] == 3, np.inf, 0.0)})
+
+
+@pytest.mark.parametrize("wrong", [0.5, -1.0])
+def test_steps_of_an_episode_are_whole_numbers(wrong: float) -> None:
+    policy = OFFLINE["bc"]().policy
+    right = np.zeros((2, 5, 3)), np.zeros((2, 5), int)
+    with pytest.raises(DataError, match="timesteps number the steps of an episode"):
+        policy.evaluate_actions(*right, timesteps=np.arange(5.0) + wrong * np.ones((2, 1)))
 
 
 def test_an_episode_beyond_a_position_table_is_refused() -> None:
