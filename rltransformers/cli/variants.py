@@ -13,7 +13,7 @@ from rltransformers.cli.configs import read_config
 from rltransformers.cli.values import check_values
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import read_text
-from rltransformers.core.ranges import Count, fits
+from rltransformers.core.ranges import Count, check
 from rltransformers.core.yaml_text import parse_yaml, yaml_of
 from rltransformers.training.runs.experiment import ExperimentConfig
 from rltransformers.training.runs.groups import ASIDE, value_text
@@ -49,6 +49,7 @@ def read_variants(arguments: argparse.Namespace) -> list[Variant]:
                 raise ConfigError(f"{place} sets {key}; leave one of the two out")
     variants: list[tuple[str, ExperimentConfig, int | None]] = []
     typed = [*arguments.overrides, *((key, "") for key in sweeps)]
+    of_env = [] if arguments.env is None else [("environment.id", arguments.env)]
     for (name, changes), *values in itertools.product(base.items(), *sweeps.values()):
         settings = dict(zip(sweeps, values, strict=True))
         texts = [name] if name else []
@@ -60,7 +61,7 @@ def read_variants(arguments: argparse.Namespace) -> list[Variant]:
             check_values(config)
         except ConfigError as error:
             raise ConfigError(f"variant {name}: {error}") from error
-        foreign = trust.not_typed(trust.programs(config), typed)
+        foreign = trust.not_typed(trust.programs(config), typed if "config" in changes else [*of_env, *typed])
         trust.require_trust(foreign, str(arguments.variants or arguments.config), arguments.trust)
         variants.append((name, config, seeds))
     folders = folders_of([name for name, *_ in variants], "the sweep")
@@ -127,10 +128,10 @@ def read_file(path: str) -> dict[str, dict[str, Any]]:
         for key in changes or {}:
             if str(key).partition(".")[0] in ASIDE:
                 raise ConfigError(f"{path}: {name}: {key} is that of all variants; leave it out")
-        seeds = (changes or {}).get("seeds", 1)
-        if not fits(seeds, Count):
-            raise ConfigError(f"{path}: {name}: seeds must be a whole number of at least 1, got {seeds!r}")
     variants = {str(name): dict(changes or {}) for name, changes in values.items()}
+    for name, changes in variants.items():
+        if "seeds" in changes:
+            changes["seeds"] = check(changes["seeds"], Count, f"{path}: {name}: seeds")
     if len(variants) < len(values):
         raise ConfigError(f"{path}: two variants have the same name, one of them as a number; rename one")
     return variants

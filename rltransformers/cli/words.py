@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from rltransformers.core.errors import ConfigError, did_you_mean
-from rltransformers.core.ranges import Count, Episodes, Seed, Threads, describe, fits
+from rltransformers.core.ranges import Count, Episodes, Seed, Threads, check, describe
 from rltransformers.core.yaml_text import parse_yaml
 
 Parsers = Any  # argparse keeps the type of its sub-parsers private
@@ -86,9 +86,10 @@ def flag(annotation: Any) -> Callable[[str], Any]:
         for kind in (float, int):
             with suppress(ValueError):
                 value = kind(text)
-        if fits(value, annotation):
-            return value
-        raise argparse.ArgumentTypeError(f"must be {describe(annotation)}, got {text!r}")
+        try:
+            return check(value, annotation, "it")
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(f"must be {describe(annotation)}, got {text!r}") from error
 
     return read
 

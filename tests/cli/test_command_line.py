@@ -294,6 +294,8 @@ def test_options_that_repeat_and_a_section_before_its_setting_are_taken(
 ) -> None:
     words = ["evaluate", "x", "--target-return", "-1e3", "--target-return", "2", "--plot", "target", "--plot", "target"]
     assert build_parser().parse_args(words).target_return == [-1000, 2]
+    seeds = build_parser().parse_args(["train", "online.yaml", "--seeds", "1e1"]).seeds
+    assert (seeds, type(seeds)) == (10, int)
     shown = yaml.safe_load(run(capsys, "show", "online.yaml", "--backbone", "{width: 8}", "--backbone.memory", "3"))
     assert shown["backbone"] == {"width": 8, "memory": 3}
 

@@ -125,6 +125,23 @@ def test_a_file_of_variants_that_cannot_be_meant_is_refused(work: Path, content:
         variants_of("backbone.memory=1,2", variants="v.yaml", overrides=[("algorithm.gamma", "0.9")])
 
 
+def test_the_environment_that_was_typed_needs_no_word_of_trust_and_that_of_a_file_does(work: Path) -> None:
+    typed = {"config": None, "env": "stranger:Task-v0"}
+    made = variants_of("algorithm.gamma=0.9,0.8", **typed)
+    assert [each.config.environment.id for each in made] == [typed["env"]] * 2
+    config = yaml.safe_load(Path("online.yaml").read_text())
+    config["environment"]["id"] = "other:Task-v0"
+    Path("foreign.yaml").write_text(yaml.safe_dump(config))
+    Path("v.yaml").write_text("a: {}\nb: {config: foreign.yaml}")
+    with pytest.raises(ConfigError, match=r"v\.yaml would run code of whoever made it: .*module other"):
+        variants_of(variants="v.yaml", **typed)
+
+
+def test_seeds_of_a_variant_may_be_a_float_that_is_whole(work: Path) -> None:
+    Path("v.yaml").write_text("a: {seeds: 2.0}")
+    assert type(variants_of(variants="v.yaml")[0].seeds) is int
+
+
 def test_a_swept_section_takes_nothing_from_a_variant(work: Path) -> None:
     Path("v.yaml").write_text("memory: {}\nno memory: {backbone.memory: 0}")
     with pytest.raises(ConfigError, match=r"--sweep backbone: no memory in v\.yaml sets backbone\.memory; leave"):
