@@ -24,12 +24,12 @@ from rltransformers.core.errors import (
     refuse_unknown,
 )
 from rltransformers.core.guard import FiniteVecEnv
-from rltransformers.core.modules import SAFE_PATH, import_module, safe_path
+from rltransformers.core.modules import SAFE_PATH, named_object, safe_path
 from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown, suggesting
 from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
 from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.core.spaces import check_supported, is_nested
-from rltransformers.envs.pool import EnvPoolVector
+from rltransformers.envs.pool import EnvPoolVector, check_pool_id
 from rltransformers.envs.tensors import TensorVecEnv
 from rltransformers.envs.tensors.tasks import tensor_source
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv, with_statistics
@@ -237,6 +237,7 @@ def _make_pool(env_id: EnvironmentSource, num_envs: int, options: dict[str, Any]
             "take processes true"
         )
     count = check(num_envs, Environments, "num_envs")
+    check_pool_id(env_id)
     with construction(env_id, options):
         return EnvPoolVector(env_id, count, options)
 
@@ -384,13 +385,10 @@ def _missing_package(name: str, error: Exception) -> MissingExtraError:
 def _wrapper_type(name: str) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
     if name in WRAPPERS:
         return WRAPPERS[name]
-    module, _, class_name = name.rpartition(":")
     try:
-        wrapper_type = getattr(import_module(module or "gymnasium.wrappers"), class_name, None)
-    except (ImportError, TypeError, ValueError) as error:
-        if not module and isinstance(error, ImportError):
-            raise _missing_package(name, error) from error
-        raise ConfigError(f"wrapper {name!r}: the module {module!r} cannot be imported ({error})") from error
+        wrapper_type = named_object(name, "wrapper") if ":" in name else getattr(gymnasium.wrappers, name, None)
+    except ImportError as error:  # Gymnasium imports what a wrapper needs when it is named
+        raise _missing_package(name, error) from error
     if not (isinstance(wrapper_type, type) and issubclass(wrapper_type, gymnasium.Wrapper)):
         known = [*WRAPPERS, *(each for each in gymnasium.wrappers.__all__ if each[0].isupper())]  # no modules
         raise ConfigError(f"unknown wrapper {name!r}; {did_you_mean(name, known)}")

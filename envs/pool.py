@@ -14,6 +14,16 @@ _ROWS = ("env_id", "players")
 """Infos that say which copy a row belongs to."""
 
 
+def check_pool_id(env_id: str) -> None:
+    """Raise ConfigError for an id that EnvPool does not have, MissingExtraError without EnvPool."""
+    envpool: Any = require("envpool", "envpool")
+    known = envpool.list_all_envs()
+    if env_id not in known:
+        near = did_you_mean(env_id.rpartition("/")[2], known)
+        hint = near if near.startswith("did") else "`envpool.list_all_envs()` names those that it has"
+        raise ConfigError(f"EnvPool has no environment {env_id!r}; {hint}")
+
+
 class EnvPoolVector(VectorEnv[Any, Any, Any]):
     """Copies of an environment of EnvPool that wait for a reset at the end of an episode.
 
@@ -26,20 +36,13 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         env_id: an id of EnvPool, which has names and rules of its own ("Pong-v5" for "ALE/Pong-v5").
         options: keywords of ``envpool.make``, as ``max_episode_steps`` or ``num_threads``.
 
-    Raises:
-        ConfigError: for an id that EnvPool does not have.
-        MissingExtraError: without EnvPool.
+    Raises MissingExtraError without EnvPool.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}
 
     def __init__(self, env_id: str, num_envs: int, options: Mapping[str, Any]) -> None:
         envpool: Any = require("envpool", "envpool")
-        known = envpool.list_all_envs()
-        if env_id not in known:
-            near = did_you_mean(env_id.rpartition("/")[2], known)
-            hint = near if near.startswith("did") else "`envpool.list_all_envs()` names those that it has"
-            raise ConfigError(f"EnvPool has no environment {env_id!r}; {hint}")
         self._make = envpool.make
         self._arguments = {"task_id": env_id, "env_type": "gymnasium", "num_envs": num_envs, **options}
         self.num_envs = num_envs

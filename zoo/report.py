@@ -271,13 +271,15 @@ def selection_row(suite: Suite, name: str, runs: Runs) -> str:
     ours, verdicts = runs[task.method], judge(suite, name, runs)
     scores = {variant: float(iqm([row.score for row in rows])) for variant, rows in runs.items() if rows}
     others = {variant: score for variant, score in scores.items() if variant != task.method}
-    named = [task.compared_with or "", max(others, key=lambda variant: scores[variant])]
+    best = max(others, key=lambda variant: scores[variant], default=None)
+    named = [variant for variant in (task.compared_with, best) if variant in scores]
     met = sum(verdict.met is True for verdict in verdicts)
     return line(
         [
             task.title,
             f"{task.method} **{estimate([row.score for row in ours])}**, {count(len(ours), 'seed')}",
             *(_others({variant: runs[variant]}, task, len(ours)) for variant in named),
+            *["-"] * (2 - len(named)),
             f"{met} of {len(verdicts)}" if verdicts else "-",
         ]
     )
@@ -399,7 +401,9 @@ def _by_transfer(task: Task, runs: Runs) -> Iterator[str]:
     if not played:
         return
     yield ""
-    table = table_head([f"{task.score} where it was never trained", *task.transfers, "µs per step"])
+    eager = ", ".join(name for name, each in task.transfers.items() if each.acting == "eager")
+    unit = f"µs per step ({eager}: not compiled)" if eager else "µs per step"
+    table = table_head([f"{task.score} where it was never trained", *task.transfers, unit])
     for variant, rows in played.items():
         cells = [estimate([row.score_in(name, task.score) for row in rows]) for name in task.transfers]
         times = [median(row.transfers[name]["microseconds"] for row in rows) for name in task.transfers]

@@ -164,7 +164,7 @@ class Work:
         return True
 
     def _record(self, cell: Cell, row: Row) -> None:
-        record(self.csv, self.runs / f"{self.suite.name}.lock", self.suite, row)
+        record(self.csv, self.suite, row)
         cells.forget_row(self.folder(cell))
 
     def _run(self, missing: Sequence[Cell], engine: Engine, jobs: int) -> int:

@@ -307,8 +307,11 @@ def find_suite(name: str) -> Path:
     if path.is_file():
         return path
     known = {each.stem: each for each in sorted(SUITES.glob("*.yaml"))}
-    if path.name.removesuffix(".yaml") in known:
-        return known[path.name.removesuffix(".yaml")]
+    stem = name.removeprefix("configs/suites/").removesuffix(".yaml")
+    if stem in known:
+        return known[stem]
+    if path.stem in known:
+        raise ConfigError(f"suite {name}: there is no such file; for the packaged suite name it alone: {path.stem}")
     raise ConfigError(f"suite {name!r} is neither a file nor a packaged suite; {did_you_mean(name, known)}")
 
 

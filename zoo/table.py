@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +147,13 @@ def current(suite: Suite, rows: Sequence[Row]) -> dict[tuple[str, str, int], Row
         if variant is not None and variant[1] == row.config_hash:
             task = suite.tasks[row.task]
             score = row.score if variant[2] else score_of(row.results, task.score, task.target)
-            newest[row.key] = Row(**{**vars(row), "score": score})
+            newest[row.key] = replace(row, score=score)
     return newest
 
 
-def record(path: Path, lock: Path, suite: Suite, row: Row) -> None:
+def record(path: Path, suite: Suite, row: Row) -> None:
     """Add ``row`` to the CSV, in place of an older one of the same cell; what others added meanwhile is kept."""
-    with file_lock(lock, f"the table {path}", DataError, wait=True):
+    with file_lock(path.with_name(f".{path.stem}.lock"), f"the table {path}", DataError, wait=True):
         rows = [row, *(old for old in read_rows(path) if old.key != row.key)]
         with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

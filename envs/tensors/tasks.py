@@ -15,8 +15,8 @@ from annotated_types import Ge, Le
 from gymnasium import spaces
 from torch import Tensor
 
-from rltransformers.core.errors import ConfigError, did_you_mean, one_line
-from rltransformers.core.modules import import_module
+from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.modules import named_object
 from rltransformers.core.ranges import annotations, check, check_settings
 from rltransformers.core.spaces import Space
 from rltransformers.envs import memory_rules
@@ -52,20 +52,14 @@ def tensor_source(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     if env_id in TENSOR_TASKS:
         name, options = TENSOR_TASKS[env_id]
         return globals()[name], options
-    module, _, name = env_id.rpartition(":")
-    if not module:
+    if ":" not in env_id:
         raise ConfigError(
             f"{env_id!r} has no form in tensors; {did_you_mean(env_id, TENSOR_TASKS)} "
             "(a TensorVecEnv of yours: 'module:function')"
         )
-    try:
-        make = getattr(import_module(module), name, None)
-    except (ImportError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{env_id!r} asks for the module {module!r}, which cannot be imported: {one_line(error)}"
-        ) from error
+    make = named_object(env_id, "environment")
     if not callable(make):
-        raise ConfigError(f"the module {module!r} has no function or class {name!r} that makes a TensorVecEnv")
+        raise ConfigError(f"environment {env_id!r} is no function or class that makes a TensorVecEnv")
     return make, {}
 
 

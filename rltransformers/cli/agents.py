@@ -296,7 +296,7 @@ class OfflineRunAgent(RunAgent):
         if dataset.collect is None:  # programs() has asked for the consent that a pickle needs
             data = load_trajectories(dataset.id, **dataset.reading(), trust=True)
             compared = bool(self.config.environment.id)  # the environment tells whether guesses are right
-            return replace(data, guesses={}, verify=False) if compared else data
+            return replace(data, guesses=dict.fromkeys(data.guesses, ""), verify=False) if compared else data
         return collect_episodes(self.config.environment, dataset.collect, self.config.seed)
 
     @property

@@ -3,15 +3,14 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from rltransformers.conformance.adapters import AGENTS
 from rltransformers.conformance.checks import check_policy
 from rltransformers.conformance.mechanisms import LAWS, check_mechanism
-from rltransformers.core.errors import ConfigError, error_line
-from rltransformers.core.modules import import_module
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.modules import named_object
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)  # the networks are tiny
     if parsed.mechanism is not None:
         try:
-            report = check_mechanism(mechanism_of(parsed.mechanism), only=parsed.law or list(LAWS))
+            report = check_mechanism(named_object(parsed.mechanism, "mechanism"), only=parsed.law or list(LAWS))
         except ConfigError as error:
             arguments.error(str(error))
         print(report)
@@ -49,19 +48,6 @@ def main(words: Sequence[str] | None = None) -> int:
         failed |= any(result.failed for result in results)
         print(f"{name}\n  " + "\n  ".join(map(str, results)), flush=True)
     return int(failed)
-
-
-def mechanism_of(text: str) -> Any:
-    """Return what ``MODULE:NAME`` names, one in the current folder first; ConfigError where it names nothing."""
-    module, _, name = text.partition(":")
-    if not name:
-        raise ConfigError(f"write MODULE:NAME, such as my_mechanisms:SPEC, got {text!r}")
-    try:
-        return getattr(import_module(module), name)
-    except AttributeError as error:
-        raise ConfigError(f"the module {module} has no {name!r}") from error
-    except Exception as error:  # somebody else's module may raise anything
-        raise ConfigError(f"the module {module!r} cannot be imported: {error_line(error)}") from error
 
 
 if __name__ == "__main__":

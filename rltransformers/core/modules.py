@@ -6,6 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
+
+from rltransformers.core.errors import ConfigError, did_you_mean, error_line
 
 SAFE_PATH = "PYTHONSAFEPATH"
 """Variable with which Python leaves the current folder and the folder of a script out of its search path."""
@@ -28,6 +31,21 @@ def import_module(name: str) -> ModuleType:
     if os.path.abspath(str(getattr(module, "__file__", None) or "")).startswith(os.path.join(folder, "")):
         sys.path.append(folder)
     return module
+
+
+def named_object(text: str, what: str) -> Any:
+    """What MODULE:NAME names; ConfigError, which calls it ``what``, for a text that names nothing."""
+    module, _, name = text.rpartition(":")
+    if not (module and name):
+        raise ConfigError(f"{what} {text!r} must be MODULE:NAME, such as my_module:MyClass")
+    try:
+        found = import_module(module)
+    except Exception as error:  # somebody else's module may raise anything
+        raise ConfigError(f"{what} {text!r}: the module {module!r} cannot be imported ({error_line(error)})") from error
+    if not hasattr(found, name):
+        public = [each for each in vars(found) if each[0] != "_"]
+        raise ConfigError(f"{what} {text!r}: {module} has no {name!r}; {did_you_mean(name, public)}")
+    return getattr(found, name)
 
 
 @contextmanager

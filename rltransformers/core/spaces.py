@@ -222,8 +222,9 @@ def check_supported(space: Space, role: str, way_out: str | None = None) -> None
             )
         if isinstance(leaf, spaces.Box) and not np.issubdtype(leaf.dtype, np.number) and leaf.dtype != np.bool_:
             raise ConfigError(f"{where} is a Box of dtype {leaf.dtype}; use a numeric dtype")
-        if isinstance(leaf, spaces.Box) and 0 in leaf.shape:
-            raise ConfigError(f"{where} is a Box of shape {leaf.shape}, which holds no number; drop the field")
+        if 0 in (leaf.shape or ()):
+            kind = type(leaf).__name__
+            raise ConfigError(f"{where} is a {kind} of shape {leaf.shape}, which holds no number; drop the field")
 
 
 def _way_out(leaf: Space, role: str) -> str:

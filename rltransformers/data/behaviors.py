@@ -24,7 +24,7 @@ from stable_baselines3.common.policies import BasePolicy
 
 from rltransformers.core.action_masks import ACTION_MASK, check_masks, first_allowed, is_mask
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
-from rltransformers.core.modules import import_module
+from rltransformers.core.modules import named_object
 from rltransformers.core.ranges import fits, shown
 from rltransformers.core.spaces import Space, check_supported, leaf_spaces, nest_leaves, nested_leaves
 from rltransformers.core.values import Array, Bools
@@ -84,14 +84,7 @@ def load_behavior(spec: str, observation_space: Space, action_space: Space, *, d
     if not argument:
         known = "random, demonstration:<task>, sb3:<algorithm>:<zip>, checkpoint:<path>, export:<path>, <module>:<name>"
         raise ConfigError(f"the behavior {spec!r} is none of: {known}")
-    try:
-        module = import_module(kind)
-    except ImportError as error:
-        raise ConfigError(f"cannot import {kind!r} of the behavior {spec!r}: {error}") from error
-    if not hasattr(module, argument):
-        public = [each for each in vars(module) if each[0] != "_"]
-        raise ConfigError(f"{kind} has no {argument!r}; {did_you_mean(argument, public)}")
-    actor = getattr(module, argument)
+    actor = named_object(spec, "behavior")
     if isinstance(actor, type):
         _check_called(actor, argument, ("observation_space", "action_space"))
         actor = actor(observation_space, action_space)

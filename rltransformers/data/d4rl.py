@@ -233,7 +233,7 @@ def trajectories_from_d4rl(
 
     def check_rows(key: str, values: Any) -> None:
         if len(values) != rows:
-            raise DataError(f"{name}: {key} has {len(values)} rows, rewards have {rows}; the file is incomplete")
+            raise DataError(f"{name}: {key} has {len(values)} rows for {rows} steps; the file is incomplete")
 
     def marks(key: str) -> Bools:
         if key not in given:
@@ -285,7 +285,7 @@ def trajectories_from_d4rl(
     bounds = np.append(0, np.flatnonzero(ends) + 1)
     writer = TrajectoryWriter(np.diff(bounds), observation_space, action_space, name, options)
     writer.fill(observations, actions, rewards, terminations, truncations, following)
-    return writer.finish({"format": source, "guessed": options.guessed}, guesses=guesses)
+    return writer.finish({"format": source}, guesses=guesses)
 
 
 def _array(values: Any, where: str) -> Any:

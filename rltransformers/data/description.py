@@ -156,9 +156,8 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield _fact("ends", f"{summary['terminated_episodes']:,} terminated, {summary['truncated_episodes']:,} truncated")
     yield _fact("last observations", "known" if summary["final_observations"] else "unknown")
     for role in ("observation", "action"):
-        guessed = f"{role}_space" in (*summary["guesses"], *summary["metadata"].get("guessed", ()))
         yield ""
-        yield f"{role}s{', of a guessed space' if guessed else ''}"
+        yield f"{role}s{', of a guessed space' if f'{role}_space' in summary['guesses'] else ''}"
         yield from _leaves(summary[f"{role}s"], summary[f"{role}_values"])
     for path, values in summary["action_values"].items():
         yield from _action_lines(path, values)
@@ -171,7 +170,7 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield _fact("memory", f"{summary['megabytes']:.3g} MB")
     yield _fact("fingerprint", summary["fingerprint"])
     for key, value in summary["metadata"].items():
-        if key in ("guessed", "names"):  # said above
+        if key == "names":  # said above
             continue
         text = value if isinstance(value, str) else json.dumps(value)
         yield _fact(key, text)

@@ -50,7 +50,7 @@ def trajectories_from_episodes(
             episode.get("terminations", False),
             episode.get("truncations", False),
         )
-    return writer.finish({"format": source, "guessed": options.guessed}, guesses=guesses)
+    return writer.finish({"format": source}, guesses=guesses)
 
 
 def _as_dict(episode: Any) -> Any:

@@ -137,8 +137,6 @@ def cached(
         with replacing_folder(target) as temporary:
 
             def allocate(file: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-                if 0 in shape:
-                    return np.empty(shape, dtype)
                 return np.lib.format.open_memmap(temporary / file, mode="w+", dtype=dtype, shape=shape)
 
             (temporary / _SOURCE).write_text(json.dumps(files))

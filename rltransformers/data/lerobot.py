@@ -49,12 +49,9 @@ def is_lerobot(path: Path) -> bool:
 
 
 def lerobot_files(path: str | os.PathLike[str]) -> list[Path]:
-    """The files that such a folder is read from: its description, then its tables in their order."""
-    folder = Path(path).expanduser()
-    files = sorted((folder / "data").glob("**/*.parquet"))
-    if not files:
-        raise DataError(f"{folder / 'data'} holds no .parquet file; download the data set again, or all of it")
-    return [folder / INFO, *files]
+    """The files of such a folder: descriptions, tables and films."""
+    parts = (Path(path).expanduser() / part for part in ("meta", "data", "videos"))
+    return [file for part in parts for file in sorted(part.rglob("*")) if file.is_file()]
 
 
 def read_lerobot(path: str | os.PathLike[str], options: Options) -> Trajectories:
@@ -65,8 +62,10 @@ def read_lerobot(path: str | os.PathLike[str], options: Options) -> Trajectories
     metadata, and where there are several, their number is the leaf "task".
     """
     folder = Path(path).expanduser()
-    info_file, *files = lerobot_files(folder)
-    info = read_json(info_file, DataError, "download the data set again")
+    files = sorted((folder / "data").glob("**/*.parquet"))
+    if not files:
+        raise DataError(f"{folder / 'data'} holds no .parquet file; download the data set again, or all of it")
+    info = read_json(info_file := folder / INFO, DataError, "download the data set again")
     features = info.get("features") if isinstance(info, dict) else None
     if not isinstance(features, dict) or not all(isinstance(feature, dict) for feature in features.values()):
         raise DataError(f"{info_file} lists no features; lerobot's converters bring older data sets to version 2 or 3")

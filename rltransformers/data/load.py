@@ -107,7 +107,9 @@ def _read_trajectories(data: Trajectories | str, options: Options) -> Trajectori
         space = prune_space(data.observation_space, options.observation_leaves)
         observations = {path: data.observations[path] for path in leaf_spaces(space)}
         data = replace(data, observations=observations, observation_space=space, verify=False)
-    return in_spaces(data, options.observation_space, options.action_space)
+    wanted = options.observation_space
+    wanted = None if wanted is None else prune_space(wanted, options.observation_leaves)
+    return in_spaces(data, wanted, options.action_space)
 
 
 def in_spaces(data: Trajectories, observation_space: Space | None, action_space: Space | None) -> Trajectories:
@@ -126,10 +128,7 @@ def in_spaces(data: Trajectories, observation_space: Space | None, action_space:
     if not changes:
         return data
     guesses = {key: guess for key, guess in data.guesses.items() if key not in changes}
-    metadata = dict(data.metadata)
-    if "guessed" in metadata:
-        metadata["guessed"] = [key for key in metadata["guessed"] if key not in changes]
-    return replace(data, **changes, guesses=guesses, metadata=metadata, verify=False)
+    return replace(data, **changes, guesses=guesses, verify=False)
 
 
 def _is_ogbench(dataset: Any) -> bool:
@@ -169,11 +168,14 @@ def read_pickle(path: str, options: Options) -> Trajectories:
     source = None if isinstance(content, str) else next((each for each in SOURCES if each.knows(content)), None)
     if source is None:
         raise DataError(f"{file} holds {type(content).__name__}, not a replay buffer, a list of episodes or a dict")
-    _check_columns(source, content, options)
+    _check_options(source, content, options)
     return source.reads(content, replace(options, name=options.name or file.stem))
 
 
-def _check_columns(source: Source, dataset: Any, options: Options) -> None:
+def _check_options(source: Source, dataset: Any, options: Options, in_cache: bool = False) -> None:
+    for option, chosen in (("split_on_discontinuity", options.split_on_discontinuity), ("cache", in_cache)):
+        if chosen and option in source.refuses:
+            raise ConfigError(f"{option} does not apply to {source.refuses[option]}")
     if options.columns is not None and not source.has_columns:
         raise ConfigError(
             f"columns applies to tables and lists of steps, and "
@@ -224,7 +226,7 @@ SOURCES = (
     Source(_ends_with(*HDF5), read_hdf5, files=_file),
     Source(_is_ogbench, read_ogbench, files=lambda name: [existing_ogbench_file(name), name], has_columns=False),
     Source(_ends_with(".npz"), read_npz, files=_file),
-    Source(_is_path(is_pickle), read_pickle, _MARKED | {"cache": "a pickle; call .save(folder) on the result"}),
+    Source(_is_path(is_pickle), read_pickle, {"cache": "a pickle; call .save(folder) on the result"}),
     Source(_is_d4rl, read_d4rl_id, files=lambda name: [existing_d4rl_file(name), name], has_columns=False),
     Source(
         _is_minari,
@@ -324,10 +326,7 @@ def load_trajectories(
             f"({', '.join(FILES)}, or a folder), a MinariDataset, a datasets.Dataset, a buffer of Stable-Baselines3 or "
             f"d3rlpy, a DataFrame, a D4RL-style dict, or a list of episode dicts"
         )
-    for option, chosen in (("split_on_discontinuity", split_on_discontinuity), ("cache", cache is not None)):
-        if chosen and option in source.refuses:
-            raise ConfigError(f"{option} does not apply to {source.refuses[option]}")
-    _check_columns(source, dataset, options)
+    _check_options(source, dataset, options, cache is not None)
     if source.reads is read_pickle and not trust:
         raise ConfigError(
             f"{existing_file(dataset)} is a pickle, a program that runs when it is read; if you trust whoever wrote "

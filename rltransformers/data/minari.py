@@ -85,7 +85,8 @@ def read_minari(dataset: Any, options: Options) -> Trajectories:
         batches = [indices[start : start + EPISODES_AT_ONCE] for start in range(0, len(indices), EPISODES_AT_ONCE)]
         metadata = (each for batch in batches for each in dataset.storage.get_episode_metadata(batch))
         lengths = [int(each["total_steps"]) for each in metadata]
-        spaces = options.observation_space or read_space, options.action_space or dataset.action_space
+        wanted_space = prune_space(options.observation_space or stored_space, options.observation_leaves)
+        spaces = wanted_space, options.action_space or dataset.action_space
         check_layout_of(spaces[0], read_space, "observation", name)
         check_layout_of(spaces[1], dataset.action_space, "action", name)
         writer = TrajectoryWriter(lengths, *spaces, name, options)

@@ -70,7 +70,7 @@ def _episode(group: Any, where: str) -> dict[str, Any]:
         raise DataError(f"{where} states {stated} samples and holds {len(actions)} actions; it is incomplete")
     for names in (NAMES["terminations"], NAMES["truncations"], ENDS):
         for key in names:
-            if key in group:
+            if key in group and not (names is ENDS and "terminations" in episode):  # those of both kinds
                 marks = np.asarray(group[key]).reshape(-1)
                 episode.pop(key, None)
                 episode["terminations" if names is ENDS else names[0]] = marks[-1:].any()

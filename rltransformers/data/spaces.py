@@ -107,14 +107,10 @@ class Options:
     columns: Mapping[str, Any] | None = None
     allocate: Allocate | None = None
 
-    @property
-    def guessed(self) -> list[str]:
-        """The spaces that a reader has to guess where the source stores none."""
-        return [name for name in ("observation_space", "action_space") if getattr(self, name) is None]
-
     def with_spaces(self, source: Any) -> "Options":
         """The same with the spaces of a source, an environment or a buffer, where they have none."""
-        return replace(self, **{name: getattr(source, name) for name in self.guessed})
+        names = "observation_space", "action_space"
+        return replace(self, **{name: getattr(source, name) for name in names if getattr(self, name) is None})
 
 
 def choose_spaces(options: Options, rows: Callable[[str], Any], name: str) -> tuple[Space, Space, dict[str, str]]:
@@ -125,8 +121,8 @@ def choose_spaces(options: Options, rows: Callable[[str], Any], name: str) -> tu
         values = rows(role)
         space = infer_space(values, role, name)
         doubts = (_doubt(role, leaf, leaf_values(space, values)[path]) for path, leaf in leaf_spaces(space).items())
-        if (doubt := next((doubt for doubt in doubts if doubt is not None), None)) is not None:
-            guesses[f"{role[:-1]}_space"] = f"{space} is a guess: {doubt}"
+        doubt = next((doubt for doubt in doubts if doubt is not None), None)
+        guesses[f"{role[:-1]}_space"] = "" if doubt is None else f"{space} is a guess: {doubt}"
         return space
 
     space = options.observation_space
@@ -218,6 +214,8 @@ def _leaf_space(role: str, name: str, values: Any) -> Space:
         raise DataError(f"{name}: {role} are a single number, not rows of numbers")
     if len(rows) == 0:
         raise DataError(f"{name}: {role} hold no rows; drop empty episodes")
+    if 0 in shape:
+        raise DataError(f"{name}: {role} have rows of shape {list(shape)}, which hold no number; drop the field")
     if kind == "f":
         largest = _largest_magnitude(rows)
         if LARGEST_NUMBER < float(np.max(largest, initial=0.0)) <= LARGEST_FLOAT:

@@ -63,8 +63,8 @@ class Trajectories:
         name: how messages and tables call the data.
         env_id, env_spec: the Gymnasium id and the spec as JSON, when the source tells them.
         metadata: further facts as JSON values.
-        guesses: of spaces that were guessed and may not be those of the environment, by "observation_space" and
-            "action_space": what was guessed and what speaks against it.
+        guesses: of spaces that were guessed, by "observation_space" and "action_space": what was guessed and what
+            speaks against it, or "" where nothing does.
 
     Float leaves are float32 whatever the space says, Discrete and MultiDiscrete leaves int64, MultiBinary int8;
     byte, boolean and integer Boxes keep their type.
@@ -391,6 +391,7 @@ def join_trajectories(
         offsets=np.concatenate([[0], np.cumsum(join(part.lengths for part in parts))]).astype(np.int64),
         name=name,
         final_observations=all(part.final_observations for part in parts),
+        guesses={key: said for key, said in first.guesses.items() if all(key in part.guesses for part in parts)},
         metadata=first.metadata if metadata is None else metadata,
         verify=False,
     )

@@ -136,8 +136,8 @@ class TrajectoryWriter:
             for path, leaf in leaf_spaces(space).items():
                 rows = fitted[path] = fit_leaf(leaf, numbers(leaves[path]))
                 if len(rows) not in lengths:
-                    fitting = f"; {lengths[0]} or +1 fit" if len(lengths) > 1 else ""
-                    raise DataError(f"has {len(rows)} rows for {lengths[0]} rewards{fitting}")
+                    fitting = f"; {' or '.join(map(str, lengths))} fit" if len(lengths) > 1 else ""
+                    raise DataError(f"has {len(rows)} rows for {lengths[0]} steps{fitting}")
         except DataError as error:
             raise DataError(f"{self._named(kind, path)} {fault}{error}") from error
         return fitted
@@ -149,7 +149,7 @@ class TrajectoryWriter:
             if marks.ndim == 0:
                 marks = np.append(np.zeros(length - 1, bool), marks)
             if len(marks) != length:
-                raise DataError(f"has {len(marks)} rows for {length} rewards")
+                raise DataError(f"has {len(marks)} rows for {length} steps")
         except DataError as error:
             raise DataError(f"{self._named(kind)} {error}") from error
         return marks

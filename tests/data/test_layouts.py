@@ -94,7 +94,7 @@ def test_demonstrations_without_rewards_are_for_cloning_and_say_so(tmp_path: Pat
         ({"obs/state": None, "obs/image": None}, r"demo_0 has no observations \('obs'\).*dataset_states_to_obs.py"),
         ({"actions": None}, "demo_0 has no array 'actions'"),
         ({"actions": np.zeros((2, 1))}, "demo_0 states 5 samples and holds 2 actions; it is incomplete"),
-        ({"obs/state": np.zeros((7, 2))}, r"observations\['state'\] of episode 0 has 7 rows for 5 rewards"),
+        ({"obs/state": np.zeros((7, 2))}, r"observations\['state'\] of episode 0 has 7 rows for 5 steps; 5 or 6 fit"),
     ],
 )
 def test_a_fault_of_a_demonstration_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -98,6 +98,10 @@ def test_every_frame_keeps_what_belongs_to_it_and_several_tasks_are_a_leaf(layou
     alone = load_trajectories(folder, observation_leaves=["state"], cache=tmp_path / "cache")
     assert wrong_pairs(unnamed(alone)) == 0 and alone.actions[""].shape == (30, 1)
     assert load_trajectories(folder, columns={"rewards": "timestamp"}).rewards[1] == np.float32(0.02)
+    first = load_trajectories(folder, cache=tmp_path / "cache").metadata["tasks"]
+    for file in (folder / "meta").glob("tasks.*"):
+        file.unlink()
+    assert load_trajectories(folder, cache=tmp_path / "cache").metadata["tasks"] != first
 
 
 def unnamed(data: Trajectories) -> Trajectories:

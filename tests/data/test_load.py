@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import re
 import shutil
 import threading
@@ -21,7 +22,7 @@ from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.spaces import leaf_spaces, nest_leaves, stored_dtype
+from rltransformers.core.spaces import check_supported, leaf_spaces, nest_leaves, stored_dtype
 from rltransformers.data import Trajectories, load_trajectories, write_minari
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.minari import EPISODES_AT_ONCE
@@ -460,6 +461,30 @@ def test_leaves_can_be_left_out_before_they_are_checked() -> None:
         load_trajectories([episode], observation_space=space, observation_leaves=["imagen"])
 
 
+def test_leaves_and_a_space_that_is_given_for_all_of_them_go_together(tmp_path: Path) -> None:
+    whole = spaces.Dict({"image": spaces.Box(0, 255, (7, 7, 3), np.uint8), "place": spaces.Box(-1, 1, (2,))})
+    seen = {"image": np.zeros((3, 7, 7, 3), np.uint8), "place": np.zeros((3, 2), np.float32)}
+    episode = {"observations": seen, "actions": [0, 1], "rewards": [0, 1]}
+    data = load_trajectories([episode], observation_space=whole)
+    for source in ([episode], data, data.save(tmp_path / "own"), write_minari(data, "coded/leaves-v0")):
+        kept = load_trajectories(source, observation_space=whole, observation_leaves=["place"])
+        assert list(kept.observations) == ["place"] and kept.observation_space == spaces.Dict(place=whole["place"])
+
+
+@pytest.mark.parametrize("values", [np.zeros((7, 0), int), np.zeros((7, 0), bool), np.zeros((7, 2, 0))])
+def test_rows_without_a_number_are_refused(values: Any) -> None:
+    with pytest.raises(DataError, match=r"observations have rows of shape \[.*0\], which hold no number"):
+        load_trajectories([{"observations": values, "actions": np.zeros(6), "rewards": np.ones(6)}])
+    with pytest.raises(ConfigError, match="is a MultiDiscrete of shape"):
+        check_supported(spaces.MultiDiscrete(np.ones((0,), int)), "observation")
+
+
+def test_a_pickle_is_read_as_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "data.pkl").write_bytes(pickle.dumps(flat(coded_episodes())))
+    split = load_trajectories(tmp_path / "data.pkl", trust=True, split_on_discontinuity=True)
+    assert tuple(split.lengths) == LENGTHS
+
+
 @pytest.mark.parametrize("path", ["image/0", "0", ""])
 def test_what_lies_inside_an_array_is_no_leaf(path: str) -> None:
     episode = {"observations": {"image": np.zeros((3, 7, 5))}, "actions": [0, 1], "rewards": [0, 1]}
@@ -512,7 +537,7 @@ def test_arrays_of_another_length_are_named(kind: str, rows: int) -> None:
     arrays = flat(coded_episodes())
     key = "terminals" if kind == "terminations" else kind
     arrays[key] = arrays[key][:-1]
-    with pytest.raises(DataError, match=f"{key} has 29 rows, rewards have 30"):
+    with pytest.raises(DataError, match=f"{key} has 29 rows for 30 steps"):
         load_trajectories(arrays)
 
 
@@ -772,12 +797,22 @@ def test_what_speaks_against_a_guessed_space_is_kept_and_said_before_training(ki
     with pytest.warns(UserWarning, match=words):
         data_parts(opened, settings)
     given = load_trajectories([walk(actions)], action_space=data.action_space)
-    assert not given.guesses
+    assert "action_space" not in given.guesses
 
 
 def test_flags_and_numbers_in_the_unit_box_are_no_doubtful_guess() -> None:
     for actions in (np.arange(6) % 2 == 0, np.linspace(-0.9, 0.9, 12).reshape(6, 2)):
-        assert not load_trajectories([walk(actions)]).guesses
+        assert not any(load_trajectories([walk(actions)]).guesses.values())
+
+
+def test_what_was_guessed_of_all_parts_stays_a_guess_of_what_is_joined_of_them() -> None:
+    first, second = (load_trajectories([walk(np.arange(6) % 2 == 0)]) for _ in range(2))
+    joined = Trajectories.concatenate([first, second])
+    assert joined.guesses == first.guesses == {"observation_space": "", "action_space": ""}
+    with pytest.raises(DataError, match="it was guessed: load the source again with action_space"):
+        load_trajectories(joined, action_space=spaces.MultiDiscrete([2, 2]))
+    known = load_trajectories([walk(np.arange(6) % 2 == 0)], action_space=first.action_space)
+    assert list(Trajectories.concatenate([first, known]).guesses) == ["observation_space"]
 
 
 @pytest.mark.parametrize("kind", ["rewards", "observations", "actions"])

@@ -158,7 +158,7 @@ def test_missing_entries_steps_of_other_sizes_and_wrong_numbers_are_named(tmp_pa
     assert "rewards of episode 2, step 4 is nan" in refusal(tmp_path, rows)
     rows = replay_rows()
     rows[1]["actions"] = rows[0]["actions"]
-    assert "actions of episode 1 has 5 rows for 1 rewards" in refusal(tmp_path, rows)
+    assert "actions of episode 1 has 5 rows for 1 steps" in refusal(tmp_path, rows)
     rows = [row | {"rewards": [str(each) for each in row["rewards"]]} for row in replay_rows()]
     assert "rewards of episode 0 has dtype object" in refusal(tmp_path, rows)
     with pytest.raises(ConfigError, match="split_on_discontinuity does not apply to tables with an episode per row"):

@@ -171,7 +171,7 @@ def test_whoever_steps_the_copies_gives_the_same_rows(processes: Processes, kind
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"env_id": "CartPoel-v1"}, "EnvPool has no environment 'CartPoel-v1'; did you mean 'CartPole-v1'"),
+        ({"env_id": "CartPoel-v1"}, "^EnvPool has no environment 'CartPoel-v1'; did you mean 'CartPole-v1'"),
         ({"env_id": "ALE/Pong-v5"}, r"has no environment 'ALE/Pong-v5'; `envpool.list_all_envs\(\)` names"),
         ({"env_id": lambda: None}, "EnvPool makes environments of ids of its own"),
         ({"wrappers": ["History"]}, r"no single environments that wrappers \['History'\] could go around"),

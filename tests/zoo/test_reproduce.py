@@ -41,7 +41,7 @@ from rltransformers.training.runs.experiment import (
 from rltransformers.training.runs.run_folder import RunFolder
 from rltransformers.zoo import cell, pictures, report, reproduce
 from rltransformers.zoo.aims import Verdict, verdict
-from rltransformers.zoo.suites import SUITES, Aim, Suite, Task, Transfer, chosen, config_hash, read_suite
+from rltransformers.zoo.suites import SUITES, Aim, Suite, Task, Transfer, chosen, config_hash, find_suite, read_suite
 from rltransformers.zoo.table import Row, current, differences, read_rows, record, score_of
 from tests.copies import Copies
 
@@ -106,7 +106,7 @@ def test_a_damaged_line_of_a_csv_is_named(suite: Suite, tmp_path: Path, old: str
     for seed in (0, 1):
         for variant in VARIANTS:
             made = row(suite, variant, seed, 0.5, versions={"python": "3"}, steps=250, machine="tiny")
-            record(path, tmp_path / "lock", suite, made)
+            record(path, suite, made)
     assert len(read_rows(path)) == 4
     text = path.read_text()
     assert old in text
@@ -307,7 +307,7 @@ suite = read_suite(str(folder / "tiny.yaml"))
 (cell,) = suite.cells()
 result = {"target_return": None, "return_mean": 0.0, "return_std": 0.0, "success_rate": 0.5}
 row = Row(*cell.key, 0.5, 50, 256, 60.0, results=[result], config_hash=cell.config_hash)
-record(folder / "tiny.csv", folder / "lock", suite, row)
+record(folder / "tiny.csv", suite, row)
 assert read_rows(folder / "tiny.csv")[0].variant == "sans m\\u00e9moire"
 assert report.write(suite, folder) and list(read_file(str(folder / "online.yaml"))) == ["sans m\\u00e9moire"]
 """
@@ -459,11 +459,18 @@ def test_the_hash_is_of_what_a_run_computes() -> None:
     assert config_hash(build_experiment(ONLINE), "data") != first
 
 
+@pytest.mark.parametrize("name", ["elsewhere/online.yaml", "./online"])
+def test_a_path_without_a_file_is_no_packaged_suite(name: str) -> None:
+    assert find_suite("online") == find_suite("online.yaml")
+    with pytest.raises(ConfigError, match="there is no such file; for the packaged suite name it alone: online"):
+        find_suite(name)
+
+
 # The CSV
 
 
 def test_a_csv_holds_what_was_written_in_the_order_of_the_suite(suite: Suite, tmp_path: Path) -> None:
-    path, lock = tmp_path / "results" / "tiny.csv", tmp_path / "lock"
+    path = tmp_path / "results" / "tiny.csv"
     full = row(
         suite, "no memory", 1, 0.5, curve=[[128, 0.25], [256, 0.5]], metrics={"memory/staleness": 0.125},
         commit="abc-dirty", versions={"python": "3.11"}, machine="CPU, 2 cores", date="2026-01-02",
@@ -471,13 +478,13 @@ def test_a_csv_holds_what_was_written_in_the_order_of_the_suite(suite: Suite, tm
     empty = replace(row(suite, "GTrXL", 1, 1.0), steps_per_cpu_second=None, parameters=None, state_bytes=None)
     gone = replace(full, task="former", seed=0)
     for each in (gone, full, empty, row(suite, "GTrXL", 0, 0.9)):
-        record(path, lock, suite, each)
+        record(path, suite, each)
     rows = read_rows(path)
     assert [each.key for each in rows] == [
         ("cue", "GTrXL", 0), ("cue", "GTrXL", 1), ("cue", "no memory", 1), ("former", "no memory", 0),
     ]  # fmt: skip
     assert rows[1:] == [empty, full, gone]
-    record(path, lock, suite, row(suite, "GTrXL", 0, 1.0))
+    record(path, suite, row(suite, "GTrXL", 0, 1.0))
     assert [each.score for each in read_rows(path)] == [1.0, 1.0, 0.5, 0.5]
     assert not [each for each in path.parent.iterdir() if ".tmp" in each.name]
 
@@ -644,7 +651,7 @@ def test_the_page_of_a_suite_shows_scores_aims_and_metrics(write: Write, tmp_pat
         row(suite, "no memory", 1, 0.95),
     ]
     for each in rows:
-        record(tmp_path / "tiny.csv", tmp_path / "lock", suite, each)
+        record(tmp_path / "tiny.csv", suite, each)
     assert report.write(suite, tmp_path) == [tmp_path / "tiny-cue.png", tmp_path / "tiny.md"]
     text = (tmp_path / "tiny.md").read_text()
     places = [text.index(each) for each in ("Memory helps", "](tiny-cue.png)", "| variant |", "- commit: abc; abd")]
@@ -664,13 +671,15 @@ def test_the_page_of_a_suite_shows_scores_aims_and_metrics(write: Write, tmp_pat
         report.selection(tmp_path, tmp_path, {"tinny": ["cue"]})
     with pytest.raises(ConfigError, match="no task 'cues'; did you mean 'cue'"):
         report.selection(tmp_path, tmp_path, {"tiny": ["cues"]})
+    alone = {"GTrXL": [row(suite, "GTrXL", 0, 1.0)], "no memory": []}
+    assert report.selection_row(suite, "cue", alone).startswith("| Cue | GTrXL **1**, 1 seed | - | - |")
 
 
 def test_the_note_stands_on_the_page_when_every_aim_is_met(write: Write, tmp_path: Path) -> None:
     suite = read_suite(str(write(aims=[{"least": 0.95}], note="Learned from a memory.")))
     for seed in range(2):
-        record(tmp_path / "tiny.csv", tmp_path / "lock", suite, row(suite, "GTrXL", seed, 1.0))
-        record(tmp_path / "tiny.csv", tmp_path / "lock", suite, row(suite, "no memory", seed, 0.5))
+        record(tmp_path / "tiny.csv", suite, row(suite, "GTrXL", seed, 1.0))
+        record(tmp_path / "tiny.csv", suite, row(suite, "no memory", seed, 0.5))
     report.write(suite, tmp_path)
     text = (tmp_path / "tiny.md").read_text()
     assert "| yes |" in text and "**no**" not in text and "\nLearned from a memory.\n" in text
@@ -680,7 +689,7 @@ def test_many_variants_without_aims_are_summed_up(write: Write, tmp_path: Path) 
     variants: dict[str, dict[str, int]] = {"a": {}} | {f"b{i}": {"backbone.memory": i} for i in range(6)}
     suite = read_suite(str(write(variants=variants, baseline=None, aims=[], note="All about the same.")))
     for number_, variant in enumerate(variants):
-        record(tmp_path / "tiny.csv", tmp_path / "lock", suite, row(suite, variant, 0, number_ / 8))
+        record(tmp_path / "tiny.csv", suite, row(suite, variant, 0, number_ / 8))
     report.write(suite, tmp_path)
     assert "\nAll about the same.\n" in (tmp_path / "tiny.md").read_text()
     assert report.summary(tmp_path, tmp_path)[-1] == (
@@ -820,7 +829,7 @@ def test_a_map_has_a_line_per_variant_and_a_column_per_task_and_environment(
     assert columns == {"add": (0.0, 1.0), "keep": (0.5, 1.0), "keep, 10 times": (0.5, 1.0)}
     assert lines == {"GTrXL": [0.0, 0.75, 0.625], "third": [0.25, None, None]}
     for each in rows:
-        record(tmp_path / "tiny.csv", tmp_path / "lock", suite, each)
+        record(tmp_path / "tiny.csv", suite, each)
     assert tmp_path / "tiny.png" in report.write(suite, tmp_path) and (tmp_path / "tiny.png").stat().st_size > 1000
     with pytest.raises(ConfigError, match=r"chance 1\.0 is not below best 1\.0"):
         read_suite(str(write(chance=1.0)))
@@ -843,11 +852,11 @@ def test_a_readme_that_differs_from_the_csv_is_found(
     suite = read_suite(str(write(aims=[{"least": 0.95}])))
     monkeypatch.setattr(update_docs, "RESULTS", tmp_path)
     monkeypatch.setattr(update_docs, "SUITES", tmp_path)
-    csv, lock = tmp_path / "tiny.csv", tmp_path / "lock"
-    record(csv, lock, suite, row(suite, "GTrXL", 0, 1.0))
+    csv = tmp_path / "tiny.csv"
+    record(csv, suite, row(suite, "GTrXL", 0, 1.0))
     text = update_docs.updated("<!-- results:start -->\n<!-- results:end -->\n")
     assert "| Cue | GTrXL **1**, 1 seed |" in text and update_docs.updated(text) == text
-    record(csv, lock, suite, row(suite, "GTrXL", 0, 0.5))
+    record(csv, suite, row(suite, "GTrXL", 0, 0.5))
     assert "| Cue | GTrXL **0.5**, 1 seed |" in update_docs.updated(text) != text
     write()
     assert "Cue" not in update_docs.updated(text)  # a task without a target is on the page of its suite
@@ -982,7 +991,7 @@ def test_a_repeated_run_is_compared_with_the_published_one(
         row(suite, "GTrXL", 0, 0.75, commit="abc", machine="CPU, 2 cores", parameters=9, state_bytes=None), **published
     )
     monkeypatch.setattr(reproduce, "published", lambda: tmp_path / "published")
-    record(tmp_path / "published" / "tiny.csv", tmp_path / "lock", suite, there)
+    record(tmp_path / "published" / "tiny.csv", suite, there)
     order = [str(path), "--only", "cue/GTrXL", "--seeds", "1"]
     assert suite_command([*order, "--results", str(tmp_path / "again")]) == 0
     assert words in capsys.readouterr().out
@@ -1159,7 +1168,7 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     assert played["longer"]["return_mean"] == played["longer"]["success_rate"]
     assert all((result["microseconds"] or 0) > 0 for result in played.values())
     text = (tmp_path / "out" / "tiny.md").read_text()
-    assert "| success where it was never trained | as trained | longer | µs per step |" in text
+    assert "| as trained | longer | µs per step (as trained, longer: not compiled) |" in text
     assert "| longer: ≥ 0 |" in text
     assert only.wall_seconds > 0 and only.steps_per_cpu_second is None  # what was spent before the kill is not known
     assert only.config_hash == first.config_hash and set(only.versions) >= {"python", "torch", "rltransformers"}

@@ -77,6 +77,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
     print(description(summary))
     for key, guess in data.guesses.items():
+        if not guess:
+            continue
         line = f"{key} {guess}; say what it is with --{key.replace('_', '-')}, in a config with dataset.{key}"
         print(textwrap.fill(line, 80, break_on_hyphens=False))
     if summary["has_rewards"]:

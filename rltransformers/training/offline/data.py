@@ -162,9 +162,10 @@ def load_alike(
     """
     data = load_trajectories(dataset)
     check_order(data, names, "the data of the model")
-    guessed = (*data.guesses, *data.metadata.get("guessed", ()))
-    keys = "observation_space", "action_space"
-    taken = [key in guessed and takes_layout(ours, getattr(data, key)) for key, ours in zip(keys, spaces, strict=True)]
+    taken = [
+        key in data.guesses and takes_layout(ours, getattr(data, key))
+        for key, ours in zip(("observation_space", "action_space"), spaces, strict=True)
+    ]
     data = in_spaces(data, *(ours if takes else None for ours, takes in zip(spaces, taken, strict=True)))
     for role, ours, theirs in differing_spaces(spaces, (data.observation_space, data.action_space)):
         raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
@@ -184,6 +185,8 @@ def data_parts(data: Trajectories, settings: Settings, held_out: HeldOut | None 
     Raises ConfigError for a single episode.
     """
     for key, guess in data.guesses.items():
+        if not guess:
+            continue
         warnings.warn(
             f"{data.name}: {key} {guess}. An environment with another space refuses the trained agent: say what it is "
             f"with load_trajectories(..., {key}=...), in a config with dataset.{key}",

@@ -49,8 +49,9 @@ def test_sizes_of_repeat_previous_are_those_of_popgym() -> None:
         ("CartPole-v1", {"env_kwargs": {"length": 3}}, r"unexpected keyword argument 'length'"),
         ("CartPole-v1", {"env_kwargs": {"max_episode_steps": 0}}, r"env_kwargs of CartPole-v1: max_episode_steps must"),
         ("rltransformers/CueRecall-v0", {"env_kwargs": {"dely": 3}}, r"dely; did you mean 'delay'"),
-        ("nothere:make", {}, r"asks for the module 'nothere', which cannot be imported"),
-        ("math:make", {}, r"the module 'math' has no function or class 'make' that makes a TensorVecEnv"),
+        ("nothere:make", {}, r"the module 'nothere' cannot be imported"),
+        ("math:make", {}, r"math has no 'make'"),
+        ("math:pi", {}, r"'math:pi' is no function or class that makes a TensorVecEnv"),
         (lambda num_envs, device: 3, {}, r"makes 3, which is no TensorVecEnv"),
     ],
 )
