@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rltransformers.algorithms.decision import learning_rate_factor
 from rltransformers.backbone import Record
-from rltransformers.core.action_masks import ACTION_MASK, add_masks, observes_mask
+from rltransformers.core.action_masks import add_masks, observes_mask
 from rltransformers.core.device import find_device, forked_rng
 from rltransformers.core.episodes import longest_allowed
 from rltransformers.core.errors import ConfigError, did_you_mean
@@ -95,9 +95,9 @@ class DecisionTransformer(OnlineLearner):
         learning_rate, weight_decay: of the optimizer.
         warmup_steps: updates over which the learning rate rises linearly (the paper: 10,000 of 100,000); None takes a
             tenth of those that the first ``learn`` is asked for (or of ``decay_steps``), at most 1,000, and keeps it.
-        decay_steps: update at which a cosine that follows the warm-up has brought the learning rate to a tenth, where
-            it stays; 0 keeps it constant. None: it falls over every call of ``learn`` anew, and over a call that
-            finishes a stopped one as it would have; ``learn_online`` leaves it where it is.
+        decay_steps: update at which a cosine that follows the warm-up would end; the learning rate falls with it to a
+            tenth, after four fifths, and stays there; 0 keeps it constant. None: it falls over every call of ``learn``
+            anew, and over a call that finishes a stopped one as it would have; ``learn_online`` leaves it where it is.
         batch_size: windows per update.
         max_grad_norm: larger gradients are scaled down to this norm.
         return_scale: return-to-go is divided by it before the network sees it; None takes the root mean square of
@@ -425,9 +425,7 @@ class DecisionTransformer(OnlineLearner):
         steps = self._steps(target_return)
         leaves, batched = fit_observation(self.policy.observation_leaves, observation)
         rows = len(next(iter(leaves.values())))
-        if action_masks is not None and not self.policy.masks and ACTION_MASK in leaves:
-            raise ConfigError("policy_kwargs={'action_masks': False} takes no masks; leave action_masks out")
-        add_masks(leaves, action_masks, self.action_space, takes=True, needs=self.policy.masks)
+        add_masks(leaves, action_masks, self.action_space, steps.takes_masks, steps.needs_masks)
         self._state_watch(state, episode_start)
         start = fit_starts(episode_start, rows, all_begin=state is None)
         if state is None:

@@ -73,7 +73,10 @@ def package_for_hub(
     if results is None and run is not None and run.evaluation.is_file():
         results = read_results(run.evaluation)
     if not results:
-        raise ConfigError("there are no results; give results=[evaluate_online(...)], or a run that ended")
+        raise ConfigError(
+            "there are no results of episodes; give results=[evaluate_online(...)], of a Decision Transformer "
+            "results=model.evaluate(...), or a run with an environment that ended"
+        )
     experiment = None if run is None else read_experiment(run.config)
     best = max(results, key=lambda result: result.mean)
     if best.env_id is None:

@@ -1,1 +1,1 @@
-"""Losses of the algorithms on batches: ``ppo``, ``vmpo``, ``dqn``, ``decision``. Loops over data are in ``agents``."""
+"""Losses of the algorithms on batches, and the targets they follow. Loops over data are in ``agents``."""

@@ -110,8 +110,9 @@ def default_warmup(updates: int, decay_steps: int | None = None) -> int:
 def learning_rate_factor(step: int, warmup_steps: int, decay: tuple[int, int] = (0, 0)) -> float:
     """Linear warm-up, (step + 1) / warmup_steps, then 1; ``step`` counts finished updates.
 
-    From the first step of ``decay`` (or the end of the warm-up) a cosine takes it to 0.1 at the last one, where it
-    stays (the schedule of the paper's Atari experiments, there counted in tokens); with a last one of 0 it stays at 1.
+    From the first step of ``decay`` (or the end of the warm-up) it follows the cosine that ends at 0 with the last one,
+    but never below 0.1, which it reaches after four fifths (the schedule of the paper's Atari experiments, there
+    counted in tokens); with a last one of 0 it stays at 1.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps

@@ -96,29 +96,24 @@ def fit_masks(masks: Any, action_space: Space, rows: int) -> np.ndarray:
         raise DataError(f"{MASK_METHOD} {error}") from error
 
 
-def masks_of_step(leaves: Mapping[str, np.ndarray], masks: Any, action_space: Space) -> np.ndarray:
-    """The masks [E, M] of a step by which an action is chosen: those of the call, else those in ``leaves`` [E, ...]."""
-    rows = len(next(iter(leaves.values())))
-    rows_of_masks: np.ndarray = leaves[ACTION_MASK] if masks is None else fit_masks(masks, action_space, rows)
-    check_masks(rows_of_masks, action_space)
-    return rows_of_masks
-
-
 def add_masks(leaves: dict[str, np.ndarray], masks: Any, action_space: Space, takes: bool, needs: bool) -> None:
     """Put the masks of a step into its leaves [E, ...], where a policy needs them or the call has some.
 
-    Raises ConfigError for masks that the policy does not take, and where there are none that it needs.
+    Those of the call come before those that the observation has. Raises ConfigError for masks that the policy does not
+    take, and where there are none that it needs.
     """
     if masks is None and not needs:
         return
     if not takes:
         raise ConfigError(
-            f"action_masks are given to a policy that learned without: its environment had no method {MASK_METHOD}() "
-            f"and its observation no leaf {ACTION_MASK!r}"
+            f"action_masks are given to a policy that learned without: there was no method {MASK_METHOD}() and no leaf "
+            f"{ACTION_MASK!r}, or policy_kwargs={{'action_masks': False}}; leave action_masks out"
         )
     if masks is None and ACTION_MASK not in leaves:
         raise ConfigError(f"this policy learned with masks of actions and acts only with them: {WAY_OUT}")
-    leaves[ACTION_MASK] = masks_of_step(leaves, masks, action_space)
+    if masks is not None:
+        leaves[ACTION_MASK] = fit_masks(masks, action_space, len(next(iter(leaves.values()))))
+    check_masks(leaves[ACTION_MASK], action_space)
 
 
 STUCK = "an environment in which nothing can be done has to end the episode, or allow an action that does nothing"

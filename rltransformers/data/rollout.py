@@ -39,7 +39,7 @@ class Segment:
 
     observations: Leaves  # [E, T, leaf shape]
     actions: Leaves  # [E, T, leaf shape], those of a Box in units of the head, not clipped
-    rewards: Tensor  # [E, T], as the environment gave them
+    rewards: Tensor  # [E, T], as the agent learns from them: scaled or normalized where it does that
     first: Tensor  # bool [E, T], first steps of episodes
     counts: Tensor  # bool [E, T], False for rows that are no transition (the reset row of next-step autoreset): no loss
     values: Tensor  # [E, T]

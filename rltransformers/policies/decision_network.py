@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record
 from rltransformers.backbone.state import Tables
-from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observes_mask
+from rltransformers.core.action_masks import ACTION_MASK, add_masks, observes_mask
 from rltransformers.core.described import count
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import shown
@@ -283,8 +283,8 @@ class DecisionPolicy(nn.Module):
         flat, (rows, steps) = fit_sequences(self.observation_leaves, observations, "observations")
         arrays, _ = fit_observation(self.observation_leaves, flat)
         taken = fit_action_sequences(self.head.spaces, actions, rows, steps)
-        if action_masks is not None or self.masks:
-            arrays[ACTION_MASK] = masks_of_step(arrays, flat_masks(action_masks, rows, steps), self.action_space)
+        takes = self.masks or ACTION_MASK not in self.observation_leaves
+        add_masks(arrays, flat_masks(action_masks, rows, steps), self.action_space, takes, needs=self.masks)
         device = self.head.linear.weight.device
         asked, timestep = (
             to_tensor(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 
-from rltransformers.core.action_masks import add_masks
+from rltransformers.core.action_masks import ACTION_MASK, add_masks
 from rltransformers.core.described import spaces_line
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
@@ -66,6 +66,11 @@ class Actor:
     def normalizes(self) -> bool:
         """Whether it normalizes observations by itself; then it may not act in environments that do so, too."""
         return self._policy.normalizes()
+
+    @property
+    def masks_beside(self) -> bool:
+        """Whether it needs masks of actions that are no part of the observation."""
+        return self._policy.needs_masks and ACTION_MASK not in leaf_spaces(self.observation_space)
 
     @classmethod
     def from_export(

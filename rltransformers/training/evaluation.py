@@ -186,13 +186,21 @@ def return_alignment(results: Sequence[EvaluationResult]) -> float | None:
     return float(np.sqrt(np.mean(np.square(errors)))) if errors else None
 
 
-def record_best(logger: Logger, results: Sequence[EvaluationResult]) -> EvaluationResult:
-    """Record the result with the highest mean under the names of Stable-Baselines3, and return it."""
+def record_results(logger: Logger, results: Sequence[EvaluationResult]) -> EvaluationResult:
+    """Record results by their target returns, and that with the highest mean as Stable-Baselines3 does; return it."""
     best = max(results, key=lambda result: result.mean)
     logger.record("eval/mean_reward", best.mean)
     logger.record("eval/mean_ep_length", float(np.mean(best.lengths)))
-    if best.predicted_return is not None:
-        logger.record("eval/predicted_return", best.predicted_return)
+    for name, value in (("predicted_return", best.predicted_return), ("success_rate", best.success_rate)):
+        if value is not None:
+            logger.record(f"eval/{name}", value)
+    for result in results:
+        target = "" if result.target_return is None else f"_target_{exact(result.target_return)}"
+        summary = result.summary()
+        means = ("return_mean", "length_mean") if target else ()  # without targets these are the two above
+        for key in (*means, "return_std", "return_iqm", "success_rate", "normalized_score"):
+            if key in summary:
+                logger.record(f"eval/{key}{target}", summary[key])
     return best
 
 
@@ -370,7 +378,7 @@ def evaluate_online(
                 inputs: dict[str, Any] = {"reward": rewards} if "reward" in takes else {}
                 if "generators" in takes:
                     inputs["generators"] = noise
-                if getattr(getattr(model, "policy", None), "masks_beside", False):
+                if getattr(getattr(model, "policy", model), "masks_beside", False):
                     inputs["action_masks"] = np.stack(env.env_method(MASK_METHOD))
                 actions, state = model.predict(
                     observation, state=state, episode_start=first, deterministic=deterministic, **inputs

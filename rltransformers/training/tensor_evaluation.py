@@ -78,12 +78,15 @@ def play_in_tensors(
                 if number >= longest:
                     raise endless_episode(name, left[0], longest)
     assert ends is not None
+    lengths: list[int] = ends.lengths[:counted].tolist()
+    if max(lengths) > longest:
+        raise endless_episode(name, lengths.index(max(lengths)), longest)
     returns: list[float] = ends.returns[:counted].tolist()
     if not np.isfinite(returns).all():
         row = int(np.argmin(np.isfinite(returns)))
         raise DataError(f"the return of environment {row} is {returns[row]}, not finite; {WAY_OUT}")
     successes = [None] * counted if ends.successes is None else ends.successes[:counted].tolist()
-    return list(zip(returns, ends.lengths[:counted].tolist(), successes, strict=True))
+    return list(zip(returns, lengths, successes, strict=True))
 
 
 def _steps(

@@ -256,6 +256,7 @@ def test_evaluations_of_sb3_contrib_of_sb3_and_of_ours_keep_to_masks() -> None:
     beside = on_policy(GTrXLPPO, locks())
     evaluate_masked(beside, DummyVecEnv([locks()]), n_eval_episodes=3, deterministic=False, warn=False)  # type: ignore[arg-type]  # for MaskablePPO
     evaluate_online(beside, DummyVecEnv([locks()] * 2), "Locks", 4, deterministic=False)
+    evaluate_online(beside.actor(), DummyVecEnv([locks()] * 2), "Locks", 4)
     inside = on_policy(GTrXLPPO, locks("wrapper"))
     evaluate_policy(inside, DummyVecEnv([locks("wrapper")]), n_eval_episodes=3, deterministic=False, warn=False)
     evaluate_online(inside, DummyVecEnv([locks("wrapper")] * 2), "Locks", 4, deterministic=False)

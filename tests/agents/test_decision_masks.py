@@ -98,6 +98,14 @@ def test_recorded_actions_that_their_mask_forbids_are_named() -> None:
     seen = {path: np.asarray(leaf)[:2] for path, leaf in episodes().observations.items()}
     with pytest.raises(ConfigError, match="leave action_masks out"):
         model.predict(seen, action_masks=np.ones((2, 4)))
+    with pytest.raises(ConfigError, match="leave action_masks out"):
+        model.actor().predict(seen, action_masks=np.ones((2, 4)))
+
+
+def test_other_data_that_break_their_masks_are_refused() -> None:
+    model = model_of(episodes()).learn(2)
+    with pytest.raises(DataError, match="the data's step 1 of episode 4 has an action"):
+        model.validate(episodes(wrong=True))
 
 
 def test_evaluations_and_exports_keep_to_masks_that_are_observed(tmp_path: Path) -> None:

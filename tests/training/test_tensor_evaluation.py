@@ -139,3 +139,5 @@ def test_an_episode_without_end_is_an_error() -> None:
     model = ppo(CueRecall(4, device="cpu", delay=3))
     with pytest.raises(DataError, match=r"an episode of environment 0 .*has not ended after 40 steps"):
         evaluate_online(model, CueRecall(4, device="cpu", delay=10**6), "CartPole-v1", episodes=4, longest_episode=40)
+    with pytest.raises(DataError, match=r"an episode of environment 0 .*has not ended after 5 steps"):
+        evaluate_online(model, CueRecall(2, device="cpu", delay=18), "CartPole-v1", episodes=2, longest_episode=5)

@@ -8,11 +8,10 @@ from typing import Any, cast
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 
-from rltransformers.core.described import exact
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import replacing
 from rltransformers.core.ranges import Count, Environments, Episodes, Seed, strict
-from rltransformers.training.evaluation import EvaluationResult, record_best
+from rltransformers.training.evaluation import EvaluationResult, record_results
 from rltransformers.training.offline.validation import ValidationResult, record_validation
 
 
@@ -21,7 +20,7 @@ class EvaluationCallback(EventCallback):
 
     The log gets ``eval/mean_reward``, ``eval/mean_ep_length``, where episodes say so ``eval/success_rate``, and
     ``time/total_timesteps`` (updates). Of several target returns these are of the one with the highest mean; each has
-    ``eval/mean_reward_target_R`` beside it. Where a return head chooses, ``eval/predicted_return`` is its first answer.
+    ``eval/return_mean_target_R`` beside it. Where a return head chooses, ``eval/predicted_return`` is its first answer.
     A model with ``validation`` also logs the numbers of its ``validate``: ``eval/action_loss`` and others.
 
     Args:
@@ -135,15 +134,9 @@ class EvaluationCallback(EventCallback):
     def _play(self, model: Any, step: int) -> bool:
         """Evaluate in the environment; whether the mean is the highest so far."""
         results: list[EvaluationResult] = model.evaluate(self.env, self.target_returns, **self.options)
-        best = record_best(self.logger, results)
+        best = record_results(self.logger, results)
         self.results.append((step, best))
         self.last_mean_reward = best.mean
-        if best.success_rate is not None:
-            self.logger.record("eval/success_rate", best.success_rate)
-        if len(results) > 1:
-            for result in results:
-                target = exact(cast(float, result.target_return))
-                self.logger.record(f"eval/mean_reward_target_{target}", result.mean)
         if self.verbose:
             print(f"update {step:,}: mean reward {best.mean:.2f} +/- {best.std:.2f}")
         better = best.mean > self.best_mean_reward

@@ -190,9 +190,6 @@ class StoredDecisionTransformer:
         self._one_step: OneStep | None = None
         self.newest_validation: ValidationResult | None = None
         if parts is not None:
-            for data in (parts.training, parts.validation) if self.policy.masks else ():
-                if data is not None:
-                    check_masked(data)
             self._sampler, self._held_out = self._sampler_of(parts.training), parts.held_out
             if parts.validation is not None:
                 self._validation_sampler = self._sampler_of(parts.validation)
@@ -215,6 +212,8 @@ class StoredDecisionTransformer:
 
     def _sampler_of(self, data: Trajectories) -> ContextSampler:
         """Windows of some episodes, with the bins of their advantages where the policy reads these."""
+        if self.policy.masks:
+            check_masked(data)
         windows = self._windows_of(data)
         return windows if self._advantage is None else windows.with_bins(self._advantage.bins(windows))
 

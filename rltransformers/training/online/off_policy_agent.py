@@ -29,7 +29,7 @@ from rltransformers.policies.replay_policy import ReplayPolicy
 from rltransformers.training.normalization import check_outermost, wrapper_between
 from rltransformers.training.online import replay_data
 from rltransformers.training.online.online_agent import OnlineAgent
-from rltransformers.training.online.tensor_rollouts import collect_steps
+from rltransformers.training.online.tensor_rollouts import UnstoredSteps, collect_steps
 from rltransformers.training.update import UpdateMode, memory_panel
 
 MemoryRefresh = Literal["never", "update"]
@@ -75,6 +75,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
         self._stored: dict[str, Any] = {"replay": None, "last_raw_observation": None}
         self._raw_obs: Any = None  # what the last observation was before VecNormalize, of a checkpoint
         self.replay_buffer = None if self.env is None else self._new_replay()
+        self.unstored: UnstoredSteps | None = None
         self._begin_run()
 
     def _new_replay(self) -> SegmentReplay:
@@ -108,7 +109,8 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
         if self._moved:
             self._reset_environments()
         if self._tensors is not None:
-            going_on = collect_steps(self, self._tensors, callback, train_freq.frequency, replay_buffer)
+            going_on = collect_steps(self, self._tensors, callback, train_freq.frequency)
+            self._store_steps()
             return self._end_rollout(callback, before, episodes, going_on, log_interval)
         normalizer = self._vec_normalize_env
         seen = self._guard.leaves(self._observation)
@@ -146,6 +148,11 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
             going_on = self._share_rollout(before, going_on)
         self._episode_num = episodes + self.sharing.count(self._episode_num - episodes)
         return self._end_rollout(callback, before, episodes, going_on, log_interval)
+
+    def _store_steps(self) -> None:
+        """Bring steps in tensors into the replay; those in numpy are there."""
+        if self.unstored is not None:
+            self._episode_num += self.unstored.store(cast(SegmentReplay, self.replay_buffer))
 
     def _end_rollout(
         self, callback: BaseCallback, before: int, episodes: int, going_on: bool, log_interval: int | None
@@ -241,6 +248,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
             ConfigError: when the agent has no environment and so no replay.
         """
         self._check_env()
+        self._store_steps()
         replay_data.save_replay(path, cast(SegmentReplay, self.replay_buffer), self.action_space, self.sharing)
 
     @strict
@@ -270,6 +278,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
         replay = self.replay_buffer
         if replay is None:
             return self._stored
+        self._store_steps()
         raw = replay_data.pack_observation(self._vec_normalize_env, self._last_obs, self._raw_obs)
         rows = replay_data.rows_of_replay(replay, self.sharing) if self.checkpoint_replay else None
         return {

@@ -186,7 +186,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         return min(self.all_envs, self.batch_size // self.n_steps)
 
     def _watched_rows(self) -> Tensor:
-        """The one environment that the memory panel looks at, to cost little: another one in every update."""
+        """The one environment that the memory panel looks at, to cost little; another one every ``n_epochs`` epochs."""
         return torch.as_tensor([self._n_updates // self.n_epochs % self.n_envs], device=self.device)
 
     def _log_memory(self, segment: Segment) -> None:

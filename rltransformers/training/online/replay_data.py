@@ -132,17 +132,18 @@ def contents_of_replay(replay: SegmentReplay, action_space: Space) -> dict[str, 
 def restore_replay(replay: SegmentReplay, stored: Any, sharing: Sharing) -> None:
     """Take over the rows of ``rows_of_replay`` that are of the environments of this process, each part checked."""
     state = check(stored, Mapping[str, Any], "replay")
+    rewards = check_tensor(state["rewards"], "replay.rewards", (replay.n_envs * sharing.size, None), torch.float32)
+    written = check_tensor(state["written"], "replay.written", (len(rewards),), torch.int64)
+    used = rewards.shape[1]
+    if used > replay.rows:
+        raise CheckpointError(f"replay.rewards has {used} rows, there is room for {replay.rows}")
+    if bool((written < 0).any()) or used != min(int(written.max()), replay.rows):
+        raise CheckpointError(f"replay.written says {written.tolist()}, but there are {used} rows")
     if not sharing.is_single:
         block = sharing.block(replay.n_envs)
         state = _replay_of_all(state, lambda rows: rows_of(rows, block), state["largest_priority"])
-    used = check_tensor(state["rewards"], "replay.rewards", (replay.n_envs, None), torch.float32).shape[1]
-    if used > replay.rows:
-        raise CheckpointError(f"replay.rewards has {used} rows, there is room for {replay.rows}")
     largest = check(state["largest_priority"], NonNegativeNumber, "replay.largest_priority")
     check_same({**state, "largest_priority": None}, replay.state_dict(used) | {"largest_priority": None}, "replay")
-    written = state["written"]
-    if bool((written < 0).any()) or used != min(int(written.max()), replay.rows):
-        raise CheckpointError(f"replay.written says {written.tolist()}, but there are {used} rows")
     if (fault := replay.fault(state)) is not None:
         raise CheckpointError(f"replay.{fault}")
     replay.load_state_dict({**state, "largest_priority": largest})

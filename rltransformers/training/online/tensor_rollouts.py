@@ -75,12 +75,13 @@ class TensorRollout:
 
     Attributes:
         leaves: the newest observations as the policy takes them.
+        checked: what was seen and is looked at behind the rollout.
     """
 
     def __init__(self, agent: Any, env: TensorVecEnv, reads_last_masks: bool = False) -> None:
         self.agent, self.env = agent, env
         self._statistics = TensorStatistics(agent._vec_normalize_env, agent._own_scale, agent.gamma, agent.device)
-        self._checked = CheckedTensors(env, agent.policy.masks, reads_last_masks)
+        self.checked = CheckedTensors(env, agent.policy.masks, reads_last_masks)
         self._steps: list[TensorStep] = []
 
     @contextmanager
@@ -92,7 +93,7 @@ class TensorRollout:
                 nothing; statistics are then as they were before.
         """
         agent = self.agent
-        with self._statistics.on_device(self._checked):
+        with self._statistics.on_device(self.checked):
             self._see(nested_leaves(agent._observation))
             agent._last_episode_starts = torch.as_tensor(agent._last_episode_starts, device=agent.device)
             yield self
@@ -100,7 +101,7 @@ class TensorRollout:
 
     def reset(self) -> None:
         agent = self.agent
-        leaves = self._checked.reset(f"at step {agent._steps_of_run()} of this run")
+        leaves = self.checked.reset(f"at step {agent._steps_of_run()} of this run")
         self._see(self._statistics.first(leaves))
         agent._last_episode_starts = torch.ones(self.env.num_envs, dtype=torch.bool, device=agent.device)
 
@@ -113,7 +114,7 @@ class TensorRollout:
     def step(self, actions: Mapping[str, Tensor], state: PolicyState) -> Step:
         """Take a step with ``actions`` of the policy, which left ``state``."""
         agent = self.agent
-        raw = self._checked.step(agent._actor.action_head, actions, agent._guard._next_step)
+        raw = self.checked.step(agent._actor.action_head, actions, agent._guard._next_step)
         observations = self._statistics.observed(raw.observations, takes=True)
         rewards = self._statistics.earned(raw.rewards, agent._last_episode_starts, raw.ended)
         last = None if raw.last_observations is None else self._statistics.observed(raw.last_observations, takes=False)
@@ -250,18 +251,35 @@ def _values_of_ends(policy: MemoryPolicy, buffer: RolloutBuffer, rows: Tensor, c
 # Off policy
 
 
-def collect_steps(agent: Any, env: TensorVecEnv, callback: BaseCallback, frequency: int, replay: SegmentReplay) -> bool:
-    """The steps of ``OffPolicyMemoryAgent.collect_rollouts`` in tensors; all go into the replay behind the last one."""
-    kept: list[dict[str, Any]] = []
+class UnstoredSteps:
+    """Steps of a rollout that go into the replay together, behind the last one or before a callback saves."""
+
+    def __init__(self, checked: CheckedTensors) -> None:
+        self._checked = checked
+        self._steps: list[dict[str, Any]] = []
+
+    def append(self, step: dict[str, Any]) -> None:
+        self._steps.append(step)
+
+    def store(self, replay: SegmentReplay) -> int:
+        """Add them to a replay, and count the episodes that ended; DataError, and none is added, for wrong values."""
+        steps, self._steps = self._steps, []
+        self._checked.refuse()
+        return _store(replay, steps) if steps else 0
+
+
+def collect_steps(agent: Any, env: TensorVecEnv, callback: BaseCallback, frequency: int) -> bool:
+    """The steps of ``OffPolicyMemoryAgent.collect_rollouts`` in tensors, which it adds to the replay behind them."""
     going_on = True
     with TensorRollout(agent, env, reads_last_masks=True).running() as rollout:
+        agent.unstored = UnstoredSteps(rollout.checked)
         raw = rollout.raw_leaves()
         for _ in range(frequency):
             leaves, episode_starts = rollout.leaves, agent._last_episode_starts
             actions, state = agent._act(leaves, episode_starts)
             step = rollout.step(actions, state)
             new_obs, rewards, dones, infos = rollout.shown(step)
-            kept.append({"observations": raw, "actions": actions, "first": episode_starts, "step": step.raw})
+            agent.unstored.append({"observations": raw, "actions": actions, "first": episode_starts, "step": step.raw})
             callback.update_locals(locals())
             going_on = bool(callback.on_step())
             agent._update_current_progress_remaining(agent.num_timesteps, agent._total_timesteps)
@@ -272,7 +290,6 @@ def collect_steps(agent: Any, env: TensorVecEnv, callback: BaseCallback, frequen
                 raw = rollout.raw_leaves()
             else:
                 raw = step.raw.observations
-    agent._episode_num += _store(replay, kept)
     return going_on
 
 

@@ -8,11 +8,10 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
-from rltransformers.core.described import exact
 from rltransformers.core.errors import DataError, error_line
 from rltransformers.core.signals import Stopped
 from rltransformers.core.world import Sharing
-from rltransformers.training.evaluation import EvaluationResult, record_best
+from rltransformers.training.evaluation import EvaluationResult, record_results
 from rltransformers.training.offline.validation import ValidationResult, record_validation
 from rltransformers.training.runs.run_folder import RunFolder
 
@@ -205,14 +204,8 @@ class RunCallback(BaseCallback):
         self, step: int, results: Sequence[EvaluationResult], validation: ValidationResult | None, logger: Logger
     ) -> None:
         if results:
-            record_best(logger, results)
+            record_results(logger, results)
         for result in results:
-            target = "" if result.target_return is None else f"_target_{exact(result.target_return)}"
-            summary = result.summary()
-            means = ("return_mean", "length_mean") if target else ()  # without targets these are the two above
-            for key in (*means, "return_std", "return_iqm", "success_rate", "normalized_score"):
-                if key in summary:
-                    logger.record(f"eval/{key}{target}", summary[key])
             self._report(f"{step:>10,} {self.steps}: {result.line()}")
         if validation is not None:
             record_validation(logger, validation)

@@ -219,6 +219,25 @@ class _Stops(BaseCallback):
         return not self.over
 
 
+@pytest.mark.parametrize("normalizes", [False, True])
+@pytest.mark.parametrize("name", ["DQN", "SAC"])
+def test_a_file_that_a_callback_wrote_in_a_rollout_holds_every_step(
+    name: str, normalizes: bool, tmp_path: Path
+) -> None:
+    kind, settings, task = AGENTS[name]
+    loaded = []
+    for make in (tensors, twin):
+        env = VecNormalize(make(task)) if normalizes else make(task)
+        model = kind(next(iter(kind.policy_aliases)), env, **settings)
+        model.learn(6 * 8 * N, callback=CheckpointCallback(13, str(tmp_path), "saved", save_replay_buffer=True))
+        loaded.append(kind.load(tmp_path / f"saved_{13 * N}_steps", env=make(task), device="cpu"))
+        loaded[-1].load_replay_buffer(tmp_path / f"saved_replay_buffer_{26 * N}_steps.pkl")
+        loaded.append(kind.load(tmp_path / f"saved_{13 * N}_steps", env=make(task), device="cpu"))
+    for mine, other in zip(loaded[:2], loaded[2:], strict=True):
+        for (path, ours), (_, theirs) in zip(_parts(mine), _parts(other), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5, err_msg=path)
+
+
 # Callbacks
 
 
@@ -279,7 +298,6 @@ def test_episodes_that_a_callback_broke_off_end_there(name: str, evaluates: bool
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=2e-5, err_msg=path)
 
 
-@pytest.mark.filterwarnings("ignore:saved at step")  # in the middle of a rollout
 @pytest.mark.filterwarnings("ignore:saved at step")  # in the middle of a rollout
 def test_statistics_that_a_callback_takes_in_a_rollout_are_those_of_stable_baselines(tmp_path: Path) -> None:
     env: Any = VecNormalize(tensors("CartPole-v1"))
