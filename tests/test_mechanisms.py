@@ -265,6 +265,17 @@ def test_a_position_acts_at_the_input_or_inside_attention() -> None:
         Backbone({"position": "both"})
 
 
+@pytest.mark.parametrize(
+    ("acts", "offers"),
+    [(Acts.EVERY_LAYER, ()), (Acts.INPUT | Acts.EVERY_LAYER, ()), (Acts.EVERY_LAYER, (Feature.LAYER_SIGNALS,))],
+)
+def test_a_position_of_every_layer_says_so_wherever_it_acts(acts: Acts, offers: tuple[Feature, ...]) -> None:
+    each = type("Each", (Position,), {"acts": acts})
+    register(Spec(name="each", axis="position", summary="each", build=lambda dims, options: each(), offers=offers))
+    with pytest.raises(ConfigError, match=r"it also needs Acts\.INPUT.* and offers=\(Feature\.LAYER_SIGNALS,\)"):
+        Backbone({"position": "each"})
+
+
 @pytest.mark.parametrize("name", ["hidden", "keys", "hidden_ring"])
 def test_states_of_mixers_leave_names_of_memories_alone(name: str) -> None:
     class Mean(StateMixer):

@@ -75,6 +75,12 @@ def build_positions(config: BackboneConfig, layers: int) -> tuple[nn.ModuleList,
         acting += [choice.name] if within else []
         if len(acting) > 1:
             raise ConfigError(f"positions {acting[0]} and {acting[1]} both act inside attention; keep one of them")
+        signals = Acts.INPUT in first.acts and Feature.LAYER_SIGNALS in choice.spec.offers
+        if Acts.EVERY_LAYER in first.acts and not signals:
+            raise ConfigError(
+                f"position {choice.name!r} acts on the input of every layer; it also needs Acts.INPUT, for stacks of "
+                "one layer, and offers=(Feature.LAYER_SIGNALS,) in its Spec"
+            )
         if Acts.EVERY_LAYER in first.acts and not shares_layers(config):
             continue  # every layer has one
         if Acts.INPUT in first.acts:
@@ -229,7 +235,7 @@ def build_layer(config: BackboneConfig, layer: int, position: Position) -> Layer
 
 def shares_layers(config: BackboneConfig) -> bool:
     """Whether one layer is applied again and again; it is told where."""
-    return bool(config.choices.depth.build().shared)
+    return Feature.SHARED in config.choices.depth.spec.offers
 
 
 def build_layers(config: BackboneConfig, indices: Iterable[int], positions: Sequence[Position]) -> list[Layer]:

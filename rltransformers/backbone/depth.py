@@ -22,12 +22,12 @@ class Depth:
     Attributes:
         stack: makes the stack of the layer of every application, the embedding of inputs, and what ``halt`` made.
         halt: makes the module that decides where a token halts from D and the number of layers; None: no token halts.
-        shared: True if one layer is applied again and again.
+
+    One layer is applied again and again where the spec offers ``Feature.SHARED``.
     """
 
     stack: Callable[[Sequence[Layer], Embed, Any], Plain]
     halt: Callable[[int, int], nn.Module] | None = None
-    shared: bool = False
 
 
 def exits_where(leaving: Callable[[int, int], Leaving]) -> Depth:
@@ -109,14 +109,12 @@ def build_fixed(options: NoOptions) -> Depth:
 
 def build_universal(options: NoOptions) -> Depth:
     """Build the Universal Transformer: one layer again and again."""
-    return Depth(lambda layers, embed, halt: Plain(layers, embed=embed), shared=True)
+    return Depth(lambda layers, embed, halt: Plain(layers, embed=embed))
 
 
 def build_halting(options: HaltingOptions) -> Depth:
     """Build the Universal Transformer with adaptive computation time."""
-    return Depth(
-        lambda layers, embed, halt: AdaptiveTime(layers, halt, options.epsilon, embed=embed), halting_unit, shared=True
-    )
+    return Depth(lambda layers, embed, halt: AdaptiveTime(layers, halt, options.epsilon, embed=embed), halting_unit)
 
 
 ONE_LAYER = (Refusal(Feature.MIXED_LAYERS, "there is only one layer, which cannot change between its applications"),)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rltransformers.attention.softmax import Memorizing
-from rltransformers.backbone.build import build_layers, build_positions
+from rltransformers.backbone.build import build_layers, build_positions, shares_layers
 from rltransformers.backbone.config import BackboneConfig
 from rltransformers.backbone.depth import Depth
 from rltransformers.backbone.inputs import check_inputs, checked_context
@@ -50,7 +50,7 @@ class Backbone(nn.Module):
         self.config = BackboneConfig.from_dict(config)
         self.width, self.aux_weights = self.config.width, self.config.loss_weights()
         depth: Depth = self.config.choices.depth.build()
-        self.universal = depth.shared
+        self.universal = shares_layers(self.config)
         self.input_positions, at_score = build_positions(self.config, self.config.layers)
         every = [each for each in (*self.input_positions, at_score[0]) if isinstance(each, Position)]
         self.finite_positions = [each for each in every if (each.places, each.timesteps) != (None, None)]
@@ -95,6 +95,8 @@ class Backbone(nn.Module):
         """
         parameter = next(self.parameters())
         device, dtype = device or parameter.device, dtype or parameter.dtype
+        if cached not in self.state_forms:
+            raise ConfigError(f"cached must be False, True or 'only', got {cached!r}")
         counts = {"position": (-1, torch.long), "clock": (0, torch.long)}
         tensors = {}
         for name, shape in self.state_forms[cached].items():

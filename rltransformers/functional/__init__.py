@@ -1,1 +1,1 @@
-"""Mathematics of the mechanisms: functions of tensors without parameters."""
+"""What mechanisms share: recurrences in chunks, windows of rows, statistics, and what a call is made of."""

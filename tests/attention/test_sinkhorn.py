@@ -89,6 +89,8 @@ def test_shares_of_earlier_blocks_add_up_to_one_and_reach_no_farther_than_the_me
 def test_a_memory_shorter_than_two_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match="set memory to at least 15 or block to at most 4"):
         config_of({"selection": {"name": "sinkhorn", "block": 8}, "memory": 7})
+    with pytest.raises(ConfigError, match=r"set memory to at least 1$"):
+        config_of({"selection": {"name": "sinkhorn", "block": 1}, "memory": 0})
     config_of({"selection": {"name": "sinkhorn", "block": 8}, "memory": 15})
     config_of({"selection": {"name": "sinkhorn", "block": 4}, "memory": 7})
 

@@ -315,3 +315,8 @@ def test_a_state_for_acting_is_contiguous(name: str) -> None:
     _, state = backbone(torch.randn(3, 5, 15))
     for each in (backbone.with_cache(state), backbone(torch.randn(3, 5, 15), backbone.with_cache(state))[1]):
         assert all(value.is_contiguous() for value in each.tensors.values())
+
+
+def test_a_form_of_state_that_there_is_none_of_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cached must be False, True or 'only', got 'keys'"):
+        Backbone({}).initial_state(2, cached="keys")  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
     check_value_heads("hard_gaussian", dims)
     reach = math.ceil(4 * options.deviation) + 1
     steps = -(-reach // dims.tokens_per_step) + 1
-    heads = tuple(replace(each, window=min(each.window, steps)) for each in plan.pattern.heads)
+    heads = tuple(each.within(steps) for each in plan.pattern.heads)
     return Attention(
         dims, replace(plan, score=HardGaussian(dims, options.deviation), pattern=replace(plan.pattern, heads=heads))
     )

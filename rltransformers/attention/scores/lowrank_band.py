@@ -76,7 +76,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
         raise ConfigError(f"lowrank_band rank ({rank}) must be at most the head width ({dims.head_dim})")
     check_window("lowrank_band", window, dims.memory)
     given = plan.pattern.heads * (dims.heads // len(plan.pattern.heads))
-    wide = (replace(each, window=min(each.window, window)) for each in given[narrow_heads:])
+    wide = (each.within(window) for each in given[narrow_heads:])
     score = LowRankBand(dims, narrow_heads, rank)
     return softmax.build(
         dims, replace(plan, score=score, pattern=replace(plan.pattern, heads=(*given[:narrow_heads], *wide)))

@@ -49,10 +49,10 @@ class Sinkhorn(Chooser):
         self.earlier = visible // self.block - 1  # as many as the memory holds beside the own one
         if self.earlier < 1:
             back = 2 * self.block - 1
+            smaller = f" or block to at most {visible // 2}" if visible > 1 else ""
             raise ConfigError(
                 f"selection 'sinkhorn' with blocks of {self.block} looks {back} tokens back, further than memory "
-                f"{dims.memory}; set memory to at least {-(-back // dims.tokens_per_step)} or block to at most "
-                f"{max(1, visible // 2)}"
+                f"{dims.memory}; set memory to at least {-(-back // dims.tokens_per_step)}{smaller}"
             )
         self.of_block = nn.Parameter(torch.randn(dims.heads, dims.head_dim, dims.head_dim) * dims.head_dim**-0.5)
         self.none_key = nn.Parameter(0.02 * torch.randn(dims.heads, dims.head_dim))

@@ -353,6 +353,15 @@ VARIANTS: dict[str, Row] = {
         {"mixer": {"name": "synthesizer_dense", "factorized": True, "hidden": 4}, **ALIBI}
     ),
     "dense synthesizer with products": Row({"mixer": {"name": "synthesizer_dense", "mixture": True}, **ALIBI}),
+    "narrow heads and a band in blocks of steps of two tokens": Row(
+        {
+            "mixer": {"name": "lowrank_band", "rank": 2, "window": 1},
+            "pattern": {"name": "block_local", "block": 2},
+            "tokens_per_step": 2,
+            "memory": 3,
+            **ALIBI,
+        }
+    ),
     "hopfield with a learned beta": Row(
         {"mixer": {"name": "hopfield", "beta": 0.7, "learned": True}, "position": "alibi", **GROUPED_SIZES}
     ),
