@@ -250,7 +250,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         return {"rate_share": self._rate_share}
 
     def _restore_own(self, tensors: Mapping[str, Any], n_envs: int) -> None:
-        self._rate_share = check(tensors.get("rate_share", 1.0), Fraction, "rate_share")  # 1 in older files
+        self._rate_share = check(tensors["rate_share"], Fraction, "rate_share")
 
     def _log_update(self, recorded: Recorded, losses: list[PPOLoss], weights: PPOWeights) -> None:
         """Record means over the minibatches of an update, in the names of Stable-Baselines3."""

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -17,9 +18,7 @@ from rltransformers.core.ranges import check
 Agent = GTrXLPPO | GTrXLVMPO | GTrXLDQN | GTrXLSAC | DecisionTransformer
 CHECKPOINT = "last.zip"
 """Newest checkpoint of a run folder."""
-KINDS: dict[str, type[Agent]] = {
-    each.kind: each for each in (GTrXLPPO, GTrXLVMPO, GTrXLDQN, GTrXLSAC, DecisionTransformer)
-}
+KINDS: dict[str, type[Agent]] = {each.kind: each for each in get_args(Agent)}
 
 
 def load_agent(path: str | os.PathLike[str], *, device: torch.device | str = "auto") -> Agent:

@@ -276,7 +276,8 @@ class OfflineRunAgent(RunAgent):
             print(f"no validation: {error}", file=sys.stderr)
         if checkpoint is not None:
             device = config.algorithm.get("device", "auto")
-            self.model = DecisionTransformer.load(checkpoint, dataset, acting=acting, device=device)
+            replaced: dict[str, Any] = {} if acting is None else {"acting": acting}
+            self.model = DecisionTransformer.load(checkpoint, dataset, device=device, **replaced)
             return
         policy = offline_policy(config)
         self.model = DecisionTransformer(

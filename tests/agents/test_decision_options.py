@@ -20,7 +20,6 @@ from rltransformers.data.sampler import ChunkTargets
 from rltransformers.policies.shipping import DecisionInFile
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.offline.evaluation_callback import EvaluationCallback
-from rltransformers.training.offline.settings import Settings
 from tests.agents.test_decision_transformer import TINY, Losses, make, record, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:the return head predicts")  # after a few updates
@@ -421,27 +420,6 @@ def test_the_limits_of_a_head_are_the_largest_returns_of_the_data_by_step(
     assert bool((other.policy.highest_to_go > loaded.policy.highest_to_go).all())
 
 
-def test_a_model_whose_head_is_of_an_earlier_version_is_refused(data: Trajectories, tmp_path: Path) -> None:
-    make(data, return_head="expectile").save(tmp_path / "model")
-    saved = load_checkpoint(tmp_path / "model", "DecisionTransformer")
-    del saved.tensors["policy"]["highest_to_go"]
-    saved.settings["settings"]["return_in"] = "sequence"
-    save_checkpoint(tmp_path / "other", saved.kind, saved.settings, saved.tensors)
-    with pytest.raises(CheckpointError, match="its return head is of an earlier version"):
-        DecisionTransformer.load(tmp_path / "other", device="cpu")
-
-
-def test_the_expectile_of_an_earlier_default_is_kept_by_a_head_and_dropped_without(
-    data: Trajectories, tmp_path: Path
-) -> None:
-    for head, expected in (("expectile", 0.99), (None, Settings.expectile)):
-        make(data, return_head=head).save(tmp_path / "model")
-        saved = load_checkpoint(tmp_path / "model", "DecisionTransformer")
-        saved.settings["settings"]["expectile"] = 0.99
-        save_checkpoint(tmp_path / "other", saved.kind, saved.settings, saved.tensors)
-        assert DecisionTransformer.load(tmp_path / "other", device="cpu").settings.expectile == expected
-
-
 def test_evaluations_say_what_the_head_predicted(data: Trajectories) -> None:
     model = make(data, learning_rate=1e-2, return_head="expectile").learn(60)
     (alone,) = model.evaluate("test/Drift-v0", episodes=4, num_envs=3)
@@ -640,23 +618,6 @@ def test_a_critic_of_windows_of_one_step_is_refused(data: Trajectories, critic: 
 
 
 # ------------------------------------------------------------------------------------------------- heads of a Box
-
-
-@pytest.mark.parametrize(("stochastic", "head"), [(True, "gaussian"), (False, "deterministic")])
-def test_a_model_saved_with_stochastic_loads(data: Trajectories, tmp_path: Path, stochastic: bool, head: Any) -> None:
-    model = make(data, action_head=head).learn(1)
-    model.save(tmp_path / "new")
-    saved = load_checkpoint(tmp_path / "new", "DecisionTransformer")
-    later = ("action_head", "action_head_options", "chunk", "decide_every")
-    settings = {key: value for key, value in saved.settings["settings"].items() if key not in later}
-    before = {**saved.settings, "settings": settings | {"stochastic": stochastic}}
-    save_checkpoint(tmp_path / "old", saved.kind, before, saved.tensors)
-    loaded = DecisionTransformer.load(tmp_path / "old", device="cpu")
-    assert loaded.settings == model.settings
-    observation = np.zeros((1, 2), np.float32)
-    assert np.array_equal(
-        loaded.predict(observation, deterministic=True)[0], model.predict(observation, deterministic=True)[0]
-    )
 
 
 def test_stochastic_is_refused_with_the_line_to_write(data: Trajectories) -> None:

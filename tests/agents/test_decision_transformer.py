@@ -27,7 +27,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import Tensor
 
 from rltransformers.agents import DecisionTransformer
-from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
+from rltransformers.core.checkpoint import save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.data import ContextBatch, Trajectories, load_trajectories
 from rltransformers.policies.decider import Decider
@@ -405,15 +405,6 @@ def test_a_decay_that_is_left_open_takes_every_call_anew(data: Trajectories) -> 
     assert rates(model, 6) == pytest.approx([0.2, 0.4, 0.4, 0.2 + 0.2 * np.sqrt(0.5), 0.2, 0.2 - 0.2 * np.sqrt(0.5)])
     assert rates(model, 2) == pytest.approx([0.4, 0.2])
     assert [*rates(model, 1), *rates(model, 1)] == pytest.approx([0.4, 0.4])
-
-
-def test_a_model_from_before_such_decays_keeps_its_rate(data: Trajectories, tmp_path: Path) -> None:
-    model = make(data, learning_rate=0.4, warmup_steps=0).learn(1)
-    model.save(tmp_path / "saved")
-    saved = load_checkpoint(tmp_path / "saved", "DecisionTransformer")
-    del saved.tensors["decay"]
-    save_checkpoint(tmp_path / "saved", "DecisionTransformer", saved.settings, saved.tensors)
-    assert rates(DecisionTransformer.load(tmp_path / "saved", data), 3) == pytest.approx([0.4] * 3)
 
 
 def test_a_resumed_run_keeps_the_schedule_of_the_first_call(data: Trajectories, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class DataSummary:
         lowest_to_go, highest_to_go: of all steps.
         return_gaps: lowest and highest return of the ranges between worst and best that no episode is near.
         action_units: mean and standard deviation of every component of the Boxes that lack a bound, by path.
-        value_scale: reward units per unit of the critics' networks, the largest return-to-go; 1 in older files.
+        value_scale: reward units per unit of the critics' networks, the largest return-to-go.
         names: what the log calls the components of leaves: {"actions": {"": ["motor_1", "motor_2"]}}.
     """
 

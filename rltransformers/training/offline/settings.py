@@ -1,6 +1,6 @@
 """Settings of the Decision Transformer: their ranges, and the backbone that goes with them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
@@ -247,6 +247,35 @@ class Settings:
     def takes_target(self) -> bool:
         """Whether acting is asked for a return."""
         return self.mode == "dt"
+
+
+REPLACEABLE = (
+    *("learning_rate", "weight_decay", "warmup_steps", "decay_steps", "batch_size", "max_grad_norm", "top_fraction"),
+    *("whole_episodes", "expectile", "acting", "acting_mode", "decide_every", "seed"),
+)
+"""Settings that ``load`` may replace: with others of the rest the weights would mean something else."""
+
+
+def check_replaceable(names: Iterable[str]) -> None:
+    """Raise ConfigError for a setting among ``names`` that belongs to the weights."""
+    for name in names:
+        if name in Settings.__dataclass_fields__ and name not in REPLACEABLE:
+            raise ConfigError(
+                f"{name} belongs to what the file has learned, and load cannot replace it; it replaces "
+                f"{', '.join(REPLACEABLE)}"
+            )
+
+
+def read_settings(stored: Any) -> Settings:
+    """Settings of a file; ConfigError or KeyError for those that are missing or impossible."""
+    values = dict(check(stored, Mapping[str, Any], "settings"))
+    values = {each.name: values.pop(each.name) for each in fields(Settings)} | values  # all of them, no other
+    kinds: dict[str, Any] = {"critic_options": CriticOptions, "advantage_options": AdvantageOptions}
+    for name, kind in kinds.items():
+        if values[name] is not None:
+            values[name] = read_options(kind, check(values[name], Mapping[str, Any], name), name, needed=True)
+    options = check(values["action_head_options"], Mapping[str, Any], "action_head_options")
+    return Settings(**values | {"action_head_options": ActionHeadOptions(**options)})
 
 
 def backbone_config(

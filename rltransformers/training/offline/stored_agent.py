@@ -48,7 +48,7 @@ from rltransformers.policies.optimizers import decay_groups, make_optimizer
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.several_modes import box_leaf
 from rltransformers.policies.shipping import DecisionInFile, write_policy
-from rltransformers.policies.steps import Acting, DecisionMachine
+from rltransformers.policies.steps import DecisionMachine
 from rltransformers.policies.stored_size import check_stored_size
 from rltransformers.training.offline.advantage import AdvantageLearner
 from rltransformers.training.offline.data import (
@@ -65,14 +65,16 @@ from rltransformers.training.offline.huggingface import HUGGINGFACE_MODEL, read_
 from rltransformers.training.offline.loss import CriticLearner, EntropyBound
 from rltransformers.training.offline.one_step import OneStep
 from rltransformers.training.offline.settings import (
+    REPLACEABLE,
     USUAL_CONTEXT,
     ContextLength,
     Settings,
     Updates,
+    check_replaceable,
     check_tokens,
     jitter_of,
+    read_settings,
 )
-from rltransformers.training.offline.stored_settings import REPLACEABLE, check_replaceable, read_settings
 from rltransformers.training.offline.validation import ValidationResult
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 
@@ -406,7 +408,6 @@ class StoredDecisionTransformer:
         path: File,
         dataset: Any = None,
         *,
-        acting: Acting | None = None,
         tensorboard_log: str | os.PathLike[str] | None = None,
         verbose: WholeNumber = 0,
         device: torch.device | str = "auto",
@@ -418,13 +419,13 @@ class StoredDecisionTransformer:
 
         Args:
             path: file, with or without ``.zip``, or one that is open for bytes.
-            acting: takes the place of the stored setting.
             custom_objects: settings that replace the stored ones, as Stable-Baselines3 takes them; what it pickles and
                 files of this package do not hold has nothing to replace.
             print_system_info: print this machine and its versions, and the version that wrote the file.
             **overrides: settings that replace the stored ones: ``learning_rate``, ``weight_decay``, ``warmup_steps``,
                 ``decay_steps``, ``batch_size``, ``max_grad_norm``, ``top_fraction``, ``whole_episodes``, ``expectile``,
-                ``acting_mode``, ``decide_every``, ``seed``. With others the weights would mean something else.
+                ``acting``, ``acting_mode``, ``decide_every``, ``seed``. With others the weights would mean something
+                else.
 
         Raises:
             CheckpointError: for a file that is missing, corrupt, or of another agent.
@@ -437,8 +438,6 @@ class StoredDecisionTransformer:
             print_system(saved.code_version)
         check_replaceable(overrides)
         replaced = replaced_settings(custom_objects, overrides, REPLACEABLE)
-        if acting is not None:
-            replaced["acting"] = acting
         self = cls.__new__(cls)
         with contents_of(path, cls.kind, alone=not replaced):
             self._build_stored(saved, replaced, device)
@@ -450,11 +449,11 @@ class StoredDecisionTransformer:
         """Build the agent that a checkpoint describes, with new weights and with the ``replaced`` settings."""
         stored, weights = saved.settings, check(saved.tensors["policy"], Mapping[str, Any], "policy")
         spaces = (space_from_json(stored["observation_space"]), space_from_json(stored["action_space"]))
-        settings, highest = read_settings(stored["settings"], saved.tensors)
-        settings = replace(settings, **replaced)
+        settings = replace(read_settings(stored["settings"]), **replaced)
         backbone = BackboneConfig.from_dict(stored["backbone"])
         check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)
         check_stored_size(backbone, weights)
+        highest = None if settings.return_head is None else torch.zeros(len(weights["highest_to_go"]))
         statistics = None
         if settings.normalize_observations:  # of any value: the weights hold them
             leaves = leaf_spaces(spaces[0])
@@ -490,7 +489,7 @@ class StoredDecisionTransformer:
             state = check(tensors["generators"]["action"], Mapping[str, Any], "generators.action")
             self._action_noise.bit_generator.state = state
         self.num_timesteps = check(tensors["updates"], Updates, "updates")
-        self._decay = check(tensors.get("decay", (0, 0)), tuple[Updates, Updates], "decay")
+        self._decay = check(tensors["decay"], tuple[Updates, Updates], "decay")
         self._interval = check(tensors["interval"], dict[str, tuple[Tensor, Count]], "interval")
         for name, (total, _) in self._interval.items():
             check_tensor(total, f"interval.{name}", (), torch.float32)
