@@ -5,13 +5,13 @@ came of it stands in row t + 1. A row that *stops* is the last observation of an
 taken there, and its value is what such an episode was still worth.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rltransformers.algorithms.loss import Loss
 from rltransformers.algorithms.returns import n_step_returns
 from rltransformers.functional.modules import masked_mean
 
@@ -21,19 +21,14 @@ LARGEST_SHARE = 0.9
 
 
 @dataclass(frozen=True)
-class DQNLoss:
-    """The loss to minimize and what it is made of; scalars but for ``priorities`` [B], only ``total`` has a gradient.
+class DQNLoss(Loss):
+    """What the loss is made of, and the ``priorities`` [B] of the segments."""
 
-    ``auxiliary`` losses of the network have names.
-    """
-
-    total: Tensor
     td_loss: Tensor
     td_error: Tensor
     q_value: Tensor
     target: Tensor
     priorities: Tensor
-    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

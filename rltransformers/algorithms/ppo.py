@@ -1,14 +1,14 @@
 """The loss of Proximal Policy Optimization (arXiv 1707.06347) on recorded segments. Axes: B environments, T steps."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rltransformers.algorithms.loss import Loss
 from rltransformers.data.rollout import Recorded
 from rltransformers.functional.modules import masked_mean
 
@@ -17,13 +17,9 @@ LEAST_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class PPOLoss:
-    """The loss to minimize and what it is made of; every field is a scalar tensor, only ``total`` carries gradient.
+class PPOLoss(Loss):
+    """What the loss is made of; ``log_barrier`` is None unless the actions are countable."""
 
-    ``log_barrier`` is None unless the actions are countable; ``auxiliary`` losses of the network have names.
-    """
-
-    total: Tensor
     policy: Tensor
     value: Tensor
     entropy: Tensor
@@ -31,7 +27,6 @@ class PPOLoss:
     clip_fraction: Tensor
     ratio_error: Tensor
     log_barrier: Tensor | None = None
-    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ drawn, and what can be counted, over which every mean is an exact sum.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from rltransformers.algorithms.loss import Loss
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.modules import masked_mean
 
@@ -20,25 +20,21 @@ MIN_TEMPERATURE = 1e-8
 
 
 @dataclass(frozen=True)
-class SACCriticLoss:
-    """The loss of the critics and what it is made of; scalars, only ``total`` has a gradient."""
+class SACCriticLoss(Loss):
+    """What the loss of the critics is made of."""
 
-    total: Tensor
     td_loss: Tensor
     td_error: Tensor
     q_value: Tensor
     target: Tensor
-    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class SACActorLoss:
-    """The loss of the actor, and the mean entropy of its policy; scalars, only ``total`` has a gradient."""
+class SACActorLoss(Loss):
+    """What the loss of the actor is made of, and the mean entropy of its policy."""
 
-    total: Tensor
     actor_loss: Tensor
     entropy: Tensor
-    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Temperature(nn.Module):

@@ -6,12 +6,13 @@ temperature eta of the first and one penalty alpha per bound of the second are l
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from rltransformers.algorithms.loss import Loss
 from rltransformers.algorithms.ppo import Estimates
 from rltransformers.data.rollout import Recorded
 from rltransformers.functional.modules import masked_mean
@@ -20,22 +21,19 @@ MIN_MULTIPLIER = 1e-8
 
 
 @dataclass(frozen=True)
-class VMPOLoss:
-    """The loss to minimize and what it is made of; every field is a scalar tensor, only ``total`` carries gradient.
+class VMPOLoss(Loss):
+    """What the loss is made of.
 
     ``value`` is in the units of the returns. ``weights_divergence`` is that of the weights from uniform ones, bounded
-    by ``eps_eta``; ``divergences`` are those of the policy from the one that acted, by kind. ``auxiliary`` losses of
-    the network have names.
+    by ``eps_eta``; ``divergences`` are those of the policy from the one that acted, by kind.
     """
 
-    total: Tensor
     policy: Tensor
     temperature: Tensor
     value: Tensor
     entropy: Tensor
     weights_divergence: Tensor
     divergences: Mapping[str, Tensor]
-    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

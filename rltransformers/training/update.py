@@ -13,10 +13,7 @@ from stable_baselines3.common.logger import Logger
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rltransformers.algorithms.dqn import DQNLoss
-from rltransformers.algorithms.ppo import PPOLoss
-from rltransformers.algorithms.sac import SACActorLoss, SACCriticLoss
-from rltransformers.algorithms.vmpo import VMPOLoss
+from rltransformers.algorithms.loss import Loss
 from rltransformers.backbone import Record, State
 from rltransformers.core.errors import DataError
 from rltransformers.core.world import Sharing, rows_of
@@ -33,7 +30,7 @@ from rltransformers.policies.steps import announce
 from rltransformers.training.auxiliary import losses_of_all
 from rltransformers.training.online.carry import MemoryRefresh, segment_of, segment_tensors
 
-LossT = TypeVar("LossT", PPOLoss, VMPOLoss, DQNLoss, SACActorLoss, SACCriticLoss)
+LossT = TypeVar("LossT", bound=Loss)
 UpdateMode = Literal["eager", "compiled"]
 """How what an update learns from is evaluated, forward and backward: operation by operation, or as machine code."""
 RATIO_TOLERANCE = 0.01
