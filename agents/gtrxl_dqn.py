@@ -14,7 +14,7 @@ import torch
 from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
-from rltransformers.algorithms.dqn import DQNLoss, Steps, dqn_loss, q_targets, step_losses
+from rltransformers.algorithms.dqn import DQNLoss, SegmentSteps, dqn_loss, q_targets, step_losses
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.data.replay import SegmentReplay
@@ -22,7 +22,7 @@ from rltransformers.policies.policy_state import PolicyState
 from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.online import replay_data
-from rltransformers.training.online.off_policy_agent import GradientSteps, MemoryRefresh, OffPolicyMemoryAgent
+from rltransformers.training.online.off_policy_agent import GradientSteps, OffPolicyMemoryAgent, ReplayMemoryRefresh
 from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.update import UpdateMode, add_auxiliary, descend, in_mode, log_losses, maintain
 
@@ -105,7 +105,7 @@ class GTrXLDQN(OffPolicyMemoryAgent):
         prioritized: bool = False,
         exploration: Exploration = "ladder",
         max_grad_norm: PositiveNumber = 1.0,
-        memory_refresh: MemoryRefresh = "never",
+        memory_refresh: ReplayMemoryRefresh = "never",
         checkpoint_replay: bool = True,
         acting: Acting = "eager",
         updates: UpdateMode = "eager",
@@ -198,11 +198,11 @@ class GTrXLDQN(OffPolicyMemoryAgent):
             now = self._evaluate(window)
             with torch.no_grad():
                 later = self._evaluate_target(window)
-            part = Steps(policy.classes(window), window.rewards, window.terminal, window.counts, window.weights)
+            part = SegmentSteps(policy.classes(window), window.rewards, window.terminal, window.counts, window.weights)
             targets = q_targets(now.q, later.q, part, self.gamma, self.n_step, self.value_rescale)
             policy.add_deep_losses(now, window, partial(step_losses, targets=targets, steps=part), targets.shape[1])
             rows = sharing.gather({"q": now.q, "targets": targets, **vars(part)}, takers)
-            q, targets, steps = rows.pop("q"), rows.pop("targets"), Steps(**rows)
+            q, targets, steps = rows.pop("q"), rows.pop("targets"), SegmentSteps(**rows)
             loss = add_auxiliary(dqn_loss(q, targets, steps), now, part.counts.numel(), sharing)
             losses.append(loss)
             norm = descend(policy, loss.total, policy.learned, self.max_grad_norm, self._n_updates, sharing)

@@ -46,7 +46,7 @@ from rltransformers.policies.sac_policy import GTrXLSACPolicy, TrunkEvaluation
 from rltransformers.policies.soft_head import Drawn
 from rltransformers.policies.steps import Acting
 from rltransformers.training.online import replay_data
-from rltransformers.training.online.off_policy_agent import GradientSteps, MemoryRefresh, OffPolicyMemoryAgent
+from rltransformers.training.online.off_policy_agent import GradientSteps, OffPolicyMemoryAgent, ReplayMemoryRefresh
 from rltransformers.training.schedules import Scheduled
 from rltransformers.training.update import UpdateMode, add_auxiliary, descend, in_mode, log_losses, maintain
 
@@ -113,7 +113,7 @@ class GTrXLSAC(OffPolicyMemoryAgent):
         target_critics: Annotated[int, Ge(1), Le(64)] = 2,
         scale_rewards: bool = True,
         max_grad_norm: PositiveNumber = 1.0,
-        memory_refresh: MemoryRefresh = "never",
+        memory_refresh: ReplayMemoryRefresh = "never",
         checkpoint_replay: bool = True,
         acting: Acting = "eager",
         updates: UpdateMode = "eager",

@@ -32,7 +32,7 @@ class DQNLoss(Loss):
 
 
 @dataclass(frozen=True)
-class Steps:
+class SegmentSteps:
     """Record of the steps of segments of T = L + n rows, of which the first L are learned."""
 
     actions: Int[Tensor, "B T"]  # counted from 0
@@ -42,7 +42,7 @@ class Steps:
     weights: Float[Tensor, " B"]  # of the losses of whole segments
 
 
-def dqn_loss(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: Steps) -> DQNLoss:
+def dqn_loss(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: SegmentSteps) -> DQNLoss:
     """Huber loss of the values of the first L actions, mean over those that count."""
     counts = steps.counts[:, : targets.shape[1]]
     errors = td_errors(q, targets, steps)
@@ -58,13 +58,13 @@ def dqn_loss(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: St
     )
 
 
-def td_errors(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: Steps) -> Float[Tensor, "B L"]:
+def td_errors(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: SegmentSteps) -> Float[Tensor, "B L"]:
     """Targets minus the values of the actions that were taken, in the first L rows."""
     length = targets.shape[1]
     return targets - q[:, :length].gather(-1, steps.actions[:, :length, None]).squeeze(-1)
 
 
-def step_losses(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: Steps) -> Float[Tensor, "B L"]:
+def step_losses(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: SegmentSteps) -> Float[Tensor, "B L"]:
     """Huber loss of the value of every action that was taken, in the first L rows."""
     return huber(td_errors(q, targets, steps))
 
@@ -72,7 +72,7 @@ def step_losses(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps:
 def q_targets(
     q: Float[Tensor, "B T A"],
     target_q: Float[Tensor, "B T A"],
-    steps: Steps,
+    steps: SegmentSteps,
     discount: float,
     n_step: int,
     rescaled: bool = False,

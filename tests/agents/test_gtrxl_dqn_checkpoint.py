@@ -19,7 +19,7 @@ from rltransformers.agents import GTrXLDQN, GTrXLPPO
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.envs import make_vec_env
-from rltransformers.training.online.off_policy_agent import MemoryRefresh
+from rltransformers.training.online.off_policy_agent import ReplayMemoryRefresh
 from rltransformers.training.online.stored_agent import settings_of
 from tests.agents.replayed import agent, collect, replay_of, strolls
 from tests.agents.test_gtrxl_ppo_checkpoint import Rows, SaveAndStop, assert_equal, everything
@@ -38,7 +38,7 @@ def cues() -> VecEnv:
     return make_vec_env("rltransformers/CueRecall-v0", 4, seed=0, env_kwargs={"delay": 5, "shortest_delay": 1})
 
 
-@pytest.mark.parametrize("memory_refresh", get_args(MemoryRefresh))
+@pytest.mark.parametrize("memory_refresh", get_args(ReplayMemoryRefresh))
 @pytest.mark.parametrize(("prioritized", "normalized", "make"), [(True, False, cues), (False, True, walking)])
 def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
     tmp_path: Path, memory_refresh: str, prioritized: bool, normalized: bool, make: Callable[[], VecEnv]

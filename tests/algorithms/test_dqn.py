@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rltransformers.algorithms.dqn import (
-    Steps,
+    SegmentSteps,
     double_q_values,
     dqn_loss,
     huber,
@@ -24,14 +24,14 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def steps_of(n_step: int, ends: tuple[int, ...] = (), stops: tuple[int, ...] = ()) -> Steps:
+def steps_of(n_step: int, ends: tuple[int, ...] = (), stops: tuple[int, ...] = ()) -> SegmentSteps:
     """Steps whose episodes terminate at rows ``ends`` and have last observations at rows ``stops``."""
     length = L + n_step
     terminal, counts = torch.zeros(B, length, dtype=torch.bool), torch.ones(B, length, dtype=torch.bool)
     terminal[:, list(ends)] = True
     counts[:, list(stops)] = False
     actions = torch.randint(A, (B, length), generator=torch.Generator().manual_seed(1))
-    return Steps(actions, numbers(B, length, seed=2), terminal, counts, torch.tensor([1.0, 0.5, 0.25]).double())
+    return SegmentSteps(actions, numbers(B, length, seed=2), terminal, counts, torch.tensor([1.0, 0.5, 0.25]).double())
 
 
 # Loops and hands

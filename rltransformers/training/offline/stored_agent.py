@@ -295,7 +295,7 @@ class StoredDecisionTransformer:
             "interval": self._interval,
             "generators": {"action": self._action_noise.bit_generator.state},
         }
-        tensors |= {name: part.tensors() for name, part in self._learners().items()}
+        tensors |= {name: part.tensors() for name, part in self._learned_beside().items()}
         if self._replay is not None:
             tensors |= {"online": asdict(self._online), "replay": self._replay.state_dict()}
         if self._held_out is not None:
@@ -303,16 +303,16 @@ class StoredDecisionTransformer:
         spaces = {kind: space_to_json(getattr(self, kind)) for kind in ("observation_space", "action_space")}
         save_checkpoint(path, self.kind, self._description() | spaces, tensors)
 
-    def _learners(self) -> dict[str, CriticLearner | AdvantageLearner | EntropyBound]:
+    def _learned_beside(self) -> dict[str, CriticLearner | AdvantageLearner | EntropyBound]:
         """What learns beside the policy, by its name in a file."""
         parts = {"critic": self._critic, "advantage": self._advantage, "entropy": self._entropy}
         return {name: part for name, part in parts.items() if part is not None}
 
     def get_parameters(self) -> dict[str, Any]:
         """State dictionaries of what learns, by name: "policy" and "optimizer"."""
-        return {name: part.state_dict() for name, part in self._learning().items()}
+        return {name: part.state_dict() for name, part in self._learned_parts().items()}
 
-    def _learning(self) -> dict[str, torch.nn.Module | torch.optim.Optimizer]:
+    def _learned_parts(self) -> dict[str, torch.nn.Module | torch.optim.Optimizer]:
         return {"policy": uncompiled(self.policy), "optimizer": self._optimizer}
 
     @strict
@@ -329,7 +329,11 @@ class StoredDecisionTransformer:
             ConfigError: for what does not fit; a part of other names or shapes changes nothing.
         """
         tensors = take_parameters(
-            self._learning(), load_path_or_dict, exact_match, self.kind, (self.observation_space, self.action_space)
+            self._learned_parts(),
+            load_path_or_dict,
+            exact_match,
+            self.kind,
+            (self.observation_space, self.action_space),
         )
         if self._critic is None:
             return
@@ -477,7 +481,7 @@ class StoredDecisionTransformer:
         weights = tensors["policy"]
         restore_weights(self.policy, weights if self.policy.critics is None else with_scale(weights, "critics."))
         restore_optimizer(self._optimizer, tensors["optimizer"])
-        for name, part in self._learners().items():
+        for name, part in self._learned_beside().items():
             part.restore(tensors[name])
         if "held_out" in tensors:
             self._held_out = HeldOut.restored(tensors["held_out"], self.settings.validation)

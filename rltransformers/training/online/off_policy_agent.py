@@ -32,7 +32,7 @@ from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.online.tensor_rollouts import UnstoredSteps, collect_steps
 from rltransformers.training.update import UpdateMode, memory_panel
 
-MemoryRefresh = Literal["never", "update"]
+ReplayMemoryRefresh = Literal["never", "update"]
 GradientSteps = Literal[-1] | Count
 BYTES_BESIDE = 19
 """Of a row of the replay beside its observation: action, reward, position, flags."""
@@ -51,7 +51,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
     segment_length: int
     burn_in: int | None
     n_step: int
-    memory_refresh: MemoryRefresh
+    memory_refresh: ReplayMemoryRefresh
     checkpoint_replay: bool
     updates: UpdateMode
 
