@@ -144,20 +144,24 @@ class Attention(RowMixer):
         if self.chooser is not None:
             out, handed, state = self.choose(h, query, past, state, call, below)
             return chosen(joined_heads(out), wanted), state, handed
-        (batch, time), block = query.shape[:2], block_of(past, self.horizon)
+        (batch, time), (groups, block) = query.shape[:2], self.in_blocks(past, call)
         if not block:
             early = EVERY if self.plan.ordered else wanted
-            out, handed = self.attend(h, chosen(query, early), past, call, below, early)
+            out, handed = self.attend(h, chosen(query, early), groups, call, below, early)
             joined = joined_heads(out)
             return joined if early is wanted else chosen(joined, wanted), state, handed
         by_token = self.plan.by_token
         if by_token and below is not None:
             below = windows.fold(below, block)
-        groups, folded = cut_past(past, block, self.horizon, time), call.cut(block)
-        out, handed = self.attend(windows.fold(h, block), windows.fold(query, block), groups, folded, below)
+        out, handed = self.attend(windows.fold(h, block), windows.fold(query, block), groups, call.cut(block), below)
         if by_token and handed is not None:
             handed = windows.unfold_tokens(handed, time, batch)
         return chosen(windows.unfold_tokens(joined_heads(out), time, batch), wanted), state, handed
+
+    def in_blocks(self, past: Past, call: Call) -> tuple[Past, int]:
+        """What queries see, cut into blocks, and the tokens of a block: 0 for a call that is not cut."""
+        block = block_of(past, self.horizon)
+        return (cut_past(past, block, self.horizon, call.tokens.p.shape[1]) if block else past), block
 
     def attend(
         self, h: Tensor, query: Tensor, past: Past, call: Call, below: Tensor | None, early: slice = EVERY

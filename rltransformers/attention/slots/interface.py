@@ -17,11 +17,10 @@ from torch.nn import functional as F
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Pattern, Reach, block_size
-from rltransformers.attention.roles import joined_heads
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional import windows
 from rltransformers.functional.blocks import ends_of_slots, slots_of_chunks
-from rltransformers.functional.call import EVERY, Call, chosen
+from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, Group, Past, Rows, in_order
 from rltransformers.mixers.interface import Dims
 
@@ -104,19 +103,10 @@ class SlotAttention(Attention):
         self.compression, self.block, self.blocks, self.mass = compression, block, blocks, mass
         self.horizon = horizon_of(block, blocks)
 
-    def heads(
-        self, h: Tensor, query: Tensor, past: Past, state: dict[str, Tensor], call: Call, below: Tensor | None
-    ) -> tuple[Float[Tensor, "B t HV"], dict[str, Tensor], Tensor | None]:
+    def in_blocks(self, past: Past, call: Call) -> tuple[Past, int]:
         """Long calls are cut into chunks with slots of their own, so work grows linearly with T."""
-        (batch, time), rows, size = query.shape[:2], in_order(past[-1]), block_size(self.horizon)
-        seen = self.slots_and_tail(rows, call, min(time, size))
-        if time <= size:
-            early = EVERY if self.plan.ordered else call.wanted
-            out, handed = self.attend(h, chosen(query, early), seen, call, below, early)
-            joined = joined_heads(out)
-            return joined if early is call.wanted else chosen(joined, call.wanted), state, handed
-        out, handed = self.attend(windows.fold(h, size), windows.fold(query, size), seen, call.cut(size), below)
-        return chosen(windows.unfold_tokens(joined_heads(out), time, batch), call.wanted), state, handed
+        rows, size, time = in_order(past[-1]), block_size(self.horizon), call.tokens.p.shape[1]
+        return self.slots_and_tail(rows, call, min(time, size)), size if time > size else 0
 
     def slots_and_tail(self, rows: Float[Tensor, "B S E"], call: Call, size: int) -> Past:
         """Visibility in chunks of ``size`` tokens; chunks are further batch rows."""
