@@ -76,8 +76,7 @@ def slots_of_chunks(
     completed = torch.nn.functional.pad(done, (1, 0))[:, :-1:chunk]  # before each chunk
     order = completed[..., None] + torch.arange(count, device=ends.device)
     first = chunk * torch.arange(order.shape[1], device=ends.device)[:, None]
-    ends = (ends.gather(1, order.flatten(1)).unflatten(1, order.shape[1:]) - first).flatten(0, 1)
-    return windows.take_rows(slots, order.flatten(1)).unflatten(1, order.shape[1:]).flatten(0, 1), ends
+    return windows.take_rows(slots, order).flatten(0, 1), (windows.take_rows(ends, order) - first).flatten(0, 1)
 
 
 def inside_block(

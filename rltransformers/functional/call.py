@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from rltransformers.core.record import Probe
-from rltransformers.functional.windows import FEW_TOKENS, fold, match_axes, take_rows
+from rltransformers.functional.windows import FEW_TOKENS, fold, match_axes, rows_up_to
 
 EVERY = slice(None)
 """All tokens."""
@@ -97,8 +97,7 @@ class Tokens:
             if not missing:
                 return newest
             return torch.cat([newest.new_zeros(newest.shape[0], missing, *newest.shape[2:]), newest], 1)
-        end = rows.shape[1] - self.p.shape[1] + self.length
-        return take_rows(rows, end[:, None] - count + torch.arange(count, device=rows.device))
+        return rows_up_to(rows, rows.shape[1] - self.p.shape[1] + self.length - 1, count)
 
 
 def episode_positions(before: Int[Tensor, " B"], reset: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:

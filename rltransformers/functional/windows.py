@@ -29,11 +29,16 @@ def match_axes(mask: Tensor, leaf: Tensor) -> Tensor:
     return mask.view(*mask.shape, *[1] * (leaf.dim() - mask.dim()))
 
 
-def take_rows(rows: Tensor, index: Int[Tensor, "B N"]) -> Tensor:
-    """Rows [B, N, ...] of ``rows`` [B, S, ...]; a negative index gives zeros."""
-    batch = torch.arange(rows.shape[0], device=rows.device)[:, None]
-    taken = rows[batch, index.clamp(min=0)]
-    return taken.masked_fill(match_axes(index < 0, rows), 0.0)
+def take_rows(rows: Tensor, index: Int[Tensor, " B *n"]) -> Tensor:
+    """Rows [B, *n, ...] of ``rows`` [B, S, ...]; a negative index gives zeros, one behind the rows the last of them."""
+    batch = match_axes(torch.arange(rows.shape[0], device=rows.device), index)
+    taken = rows[batch, index.clamp(0, rows.shape[1] - 1)]
+    return taken.masked_fill(match_axes(index < 0, taken), 0.0)
+
+
+def rows_up_to(rows: Tensor, last: Int[Tensor, " B *n"], count: int) -> Tensor:
+    """The ``count`` rows that end at every index ``last``: [B, *n, count, ...]; those before the first are zeros."""
+    return take_rows(rows, last[..., None] - descending(count, rows.device))
 
 
 def fetch(rows: Float[Tensor, "B H N X"], index: Int[Tensor, "B h T C"]) -> Float[Tensor, "B H T C X"]:

@@ -92,8 +92,7 @@ class CompressiveMemory(RowMemory):
         inputs = torch.cat([state["hidden"], x], 1).detach()
         memory = inputs.shape[1] - x.shape[1]
         end, number = self.new_blocks(tokens, memory)
-        rows = end[..., None] - windows.descending(self.rate, x.device)
-        blocks = windows.take_rows(inputs, rows.flatten(1)).unflatten(1, rows.shape[1:])
+        blocks = windows.rows_up_to(inputs, end, self.rate)
         compressed = self.compress(blocks)
         made = Compressed(blocks, compressed, number >= 0) if self.encode is not None else None
         if made is not None and self.decode is not None:

@@ -233,9 +233,9 @@ def sink_group(sinks: Float[Tensor, "B T n E"], tokens: Tokens) -> Group:
 # Segments
 
 
-def place_sinks(row: Tensor, order: Tensor, rows: int) -> Tensor:
+def place_sinks(row: Tensor, order: Tensor) -> Tensor:
     """A sink older than the rows comes from its own place in front; one that does not exist yet comes from anywhere."""
-    return torch.where(row >= 0, row.clamp(max=rows - 1) + len(order), order.expand_as(row))
+    return torch.where(row >= 0, row + len(order), order.expand_as(row))
 
 
 def keep_sinks(sinks: Float[Tensor, "B n X"], rows: Float[Tensor, "B S X"], tokens: Tokens) -> Float[Tensor, "B n X"]:
@@ -243,7 +243,7 @@ def keep_sinks(sinks: Float[Tensor, "B n X"], rows: Float[Tensor, "B S X"], toke
     count, memory = sinks.shape[1], rows.shape[1] - tokens.p.shape[1]
     order = torch.arange(count, device=rows.device)
     row = tokens.last_row(memory)[:, None] - tokens.last_position()[:, None] + order
-    return windows.take_rows(torch.cat([sinks, rows], 1), place_sinks(row, order, rows.shape[1]))
+    return windows.take_rows(torch.cat([sinks, rows], 1), place_sinks(row, order))
 
 
 def advance(state: LayerState, x: Tensor, keys: Tensor, tokens: Tokens, project: Project, rows: int) -> Remembered:
@@ -266,8 +266,7 @@ def advance(state: LayerState, x: Tensor, keys: Tensor, tokens: Tokens, project:
             after["sink_keys"] = keep_sinks(first, all_keys, tokens)
         order = torch.arange(first.shape[1], device=x.device)
         row = memory + torch.arange(x.shape[1], device=x.device)[:, None] - tokens.p[..., None] + order
-        index = place_sinks(row, order, all_keys.shape[1])
-        sinks = windows.take_rows(torch.cat([first, all_keys], 1), index.flatten(1)).unflatten(1, index.shape[1:])
+        sinks = windows.take_rows(torch.cat([first, all_keys], 1), place_sinks(row, order))
         past = (sink_group(sinks, tokens), *past)
     return Remembered(past, after)
 

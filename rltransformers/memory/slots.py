@@ -83,8 +83,7 @@ class SlotMemory(RowMemory):
         last = torch.cat([tokens.before[:, None] + 1 + old, tokens.p.gather(1, new.clamp(max=time - 1))], 1)
 
         rows = with_past(state["block"], x)
-        index = (new[..., None] + block - 1 - windows.descending(block, x.device)).clamp(max=rows.shape[1] - 1)
-        blocks = windows.take_rows(rows, index.flatten(1)).unflatten(1, index.shape[1:])
+        blocks = windows.rows_up_to(rows, new + block - 1, block)
         slots = self.write(state["slots"], blocks, (last[:, count:] + 1) // block - 1)
         if "slot_keys" in state:
             slot_keys = with_past(state["slot_keys"], project(slots[:, count:], lambda: last[:, count:]))

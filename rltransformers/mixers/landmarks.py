@@ -150,8 +150,7 @@ class LandmarkAttention(RowMixer):
         start = torch.cat([blocks.start[:, :1] - self.block * steps, blocks.start], 1)
         index = start[..., None] + torch.arange(self.block, device=h.device)
         # A block that the call does not complete has no further rows: any stand in, no token looks at them.
-        gathered = take_rows(keys, index.clamp(max=keys.shape[1] - 1).flatten(1)).unflatten(1, index.shape[1:])
-        q, k, v = self.heads_of(gathered)
+        q, k, v = self.heads_of(take_rows(keys, index))
         present = (steps <= blocks.number[..., None]) & _predecessors(start >= 0, self.landmarks)
         grid = landmark_blocks(q, k, v, present, index[:, self.landmarks :] >= 0, self.solve).flatten(1, 2)
         mixed = self.finished(take_rows(grid, blocks.of_token * self.block + blocks.place), keys, call)

@@ -131,9 +131,7 @@ class SlotAttention(Attention):
 
     def compressed(self, rows: Float[Tensor, "B S E"], ends: Int[Tensor, "B N"]) -> Float[Tensor, "B N c E"]:
         """The slots of blocks whose last tokens are given; of blocks that are not in the rows, anything."""
-        index = ends[..., None] - windows.descending(self.block, rows.device)
-        blocks = windows.take_rows(rows, index.clamp(max=rows.shape[1] - 1).flatten(1)).unflatten(1, index.shape[1:])
-        k, v = self.score.keys_of(blocks)
+        k, v = self.score.keys_of(windows.rows_up_to(rows, ends, self.block))
         made = self.compression.of_keys(k), self.compression.of_values(v)
         return torch.cat([part.flatten(-2) for part in made], -1)
 

@@ -88,10 +88,8 @@ class Poolingformer(Attention):
         query, fresh = self.second(y).split_with_sizes(self.second_widths, -1)
         rows = with_past(state["recent"], fresh) if self.kernel > 1 else fresh
         ends, done = ends_of_slots(tokens.p, tokens.before, self.kernel, self.stride, self.slots)
-        made = ends[:, self.slots :]
-        index = self.kernel - 1 + made[..., None] - windows.descending(self.kernel, y.device)
-        gathered = windows.take_rows(rows, index.clamp(max=rows.shape[1] - 1).flatten(1)).unflatten(1, index.shape[1:])
-        slots = with_past(state["pooled"], self.pool(gathered).to(fresh.dtype))
+        pooled = self.pool(windows.rows_up_to(rows, self.kernel - 1 + ends[:, self.slots :], self.kernel))
+        slots = with_past(state["pooled"], pooled.to(fresh.dtype))
         z = self.second_output(self.read(query, slots, ends, done, tokens).flatten(2))
         after = {"pooled": self.newest_slots(slots, ends, done, tokens).to(state["pooled"].dtype)}
         if self.kernel > 1:
