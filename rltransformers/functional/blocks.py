@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rltransformers.functional import windows
+from rltransformers.functional.call import Tokens
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,16 @@ def ends_of_slots(
     new = p.new_full((p.shape[0], most + 1), time)
     new = new.scatter(1, torch.where(complete, done - 1, most), place.expand_as(p))
     return torch.cat([old, new[:, :most]], 1), done
+
+
+def newest_slots(
+    ends: Int[Tensor, "B N"], done: Int[Tensor, "B T"], tokens: Tokens, size: int, count: int
+) -> Int[Tensor, "B n"]:
+    """Which ``count`` slots of ``ends_of_slots`` the last valid token has behind it; -1 where its episode has fewer."""
+    completed = tokens.last(done, torch.zeros_like(tokens.before))[:, None]
+    order = completed + torch.arange(count, device=ends.device)
+    age = tokens.last_row(0)[:, None] - ends.gather(1, order)
+    return order.masked_fill(age + size - 1 > tokens.last_position()[:, None], -1)
 
 
 def slots_of_chunks(

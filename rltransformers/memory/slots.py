@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional import windows
-from rltransformers.functional.blocks import ends_of_slots
+from rltransformers.functional.blocks import ends_of_slots, newest_slots
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, Group
 from rltransformers.functional.taps import newest_rows, with_past
@@ -90,12 +90,10 @@ class SlotMemory(RowMemory):
         else:
             slot_keys = project(slots, lambda: last)
 
-        age = tokens.last_row(0)[:, None] - ends
-        order = tokens.last(done, torch.zeros_like(tokens.before))[:, None] + torch.arange(count, device=x.device)
-        absent = (age.gather(1, order) > tokens.last_position()[:, None])[..., None]
+        newest = newest_slots(ends, done, tokens, block, count)
         for name, each in (("slots", slots), ("slot_keys", slot_keys)):
             if name in state:
-                seen.state[name] = windows.take_rows(each, order).masked_fill(absent, 0.0).to(state[name].dtype)
+                seen.state[name] = windows.take_rows(each, newest).to(state[name].dtype)
         seen.state["block"] = newest_rows(rows, state["block"], tokens)
 
         readable = count + -(-(time - 1) // block)  # the last token reads nothing that it finishes itself

@@ -21,7 +21,7 @@ from rltransformers.attention.reach import Pattern, Reach, block_size
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional import windows
-from rltransformers.functional.blocks import ends_of_slots, slots_of_chunks
+from rltransformers.functional.blocks import ends_of_slots, newest_slots, slots_of_chunks
 from rltransformers.functional.call import EVERY, Call, Tokens, chosen
 from rltransformers.functional.keys import Past
 from rltransformers.functional.taps import newest_rows, with_past
@@ -91,7 +91,8 @@ class Poolingformer(Attention):
         pooled = self.pool(windows.rows_up_to(rows, self.kernel - 1 + ends[:, self.slots :], self.kernel))
         slots = with_past(state["pooled"], pooled.to(fresh.dtype))
         z = self.second_output(self.read(query, slots, ends, done, tokens).flatten(2))
-        after = {"pooled": self.newest_slots(slots, ends, done, tokens).to(state["pooled"].dtype)}
+        newest = newest_slots(ends, done, tokens, self.kernel, self.slots)
+        after = {"pooled": windows.take_rows(slots, newest).to(state["pooled"].dtype)}
         if self.kernel > 1:
             after["recent"] = newest_rows(rows, state["recent"], tokens)
         return z, after
@@ -120,14 +121,6 @@ class Poolingformer(Attention):
         logits = torch.einsum("bchd,bnhd->bhcn", q, k) / math.sqrt(q.shape[-1])
         weights = logits.masked_fill(~seen, torch.finfo(logits.dtype).min).softmax(-1) * seen
         return torch.einsum("bhcn,bnhd->bchd", weights.to(v.dtype), v)
-
-    def newest_slots(self, slots: Tensor, ends: Tensor, done: Tensor, tokens: Tokens) -> Tensor:
-        """The slots up to the last valid token; zeros for those of earlier episodes."""
-        p = tokens.last_position()[:, None]
-        completed = tokens.last(done, torch.zeros_like(tokens.before))[:, None]
-        order = completed + torch.arange(self.slots, device=slots.device)
-        age = tokens.last_row(0)[:, None] - ends.gather(1, order)
-        return windows.take_rows(slots, order).masked_fill((age + self.kernel - 1 > p)[..., None], 0.0)
 
 
 @dataclass(frozen=True)
