@@ -1,6 +1,6 @@
 """Nystrom attention, causal: exact inside the token's own block, landmarks for the completed blocks before it.
 
-Axes: B batch, T tokens, S key rows, H heads, n query blocks, L landmarks, K taps.
+Axes: B batch, T tokens, S key rows, H heads, n query blocks, L landmarks.
 """
 
 import math
@@ -9,28 +9,15 @@ from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Size, Spec
 from rltransformers.functional.call import Call
+from rltransformers.functional.taps import depthwise
 from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.landmarks import MAX_LANDMARKS, TRAITS, LandmarkAttention, pseudo_inverse
-
-
-def past_convolution(
-    rows: Float[Tensor, "B S H Dv"], kernel: Float[Tensor, "H K"], p: Int[Tensor, "B T"]
-) -> Float[Tensor, "B T H Dv"]:
-    """``sum_k kernel[h, k] rows[t - k]`` inside the episode; the published skip looks to both sides."""
-    time, taps = p.shape[1], kernel.shape[1]
-    rows = F.pad(rows, (0, 0, 0, 0, max(0, taps - 1 + time - rows.shape[1]), 0))
-    first = rows.shape[1] - time
-    out = torch.zeros_like(rows[:, first:])
-    for lag in range(taps):
-        inside = (p >= lag)[..., None, None]
-        out = out + (rows[:, first - lag : first - lag + time] * kernel[:, lag, None]).masked_fill(~inside, 0.0)
-    return out
 
 
 @dataclass(frozen=True)
@@ -63,9 +50,13 @@ class Nystrom(LandmarkAttention):
         return pseudo_inverse(between, self.iterations).to(read.dtype) @ read
 
     def finished(self, mixed: Float[Tensor, "B T H Dv"], keys: Float[Tensor, "B S E"], call: Call) -> Tensor:
+        """Adds the convolution, which looks to the past alone; the published one looks to both sides."""
         if self.kernel is None:
             return mixed
-        return mixed + past_convolution(self.heads_of(keys)[2], self.kernel, call.tokens.p)
+        values = self.heads_of(keys)[2].flatten(2)
+        rows = F.pad(values, (0, 0, self.kernel.shape[1] - 1 + mixed.shape[1] - values.shape[1], 0))  # or cut
+        kernel = self.kernel.repeat_interleave(self.dims.value_dim, 0)
+        return mixed + depthwise(rows, kernel, call.tokens).unflatten(2, mixed.shape[2:])
 
 
 SPEC = Spec(
