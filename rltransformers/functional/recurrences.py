@@ -52,6 +52,22 @@ def causal_sums(
     return (inside + before).flatten(2, 3)[:, :, : value.shape[2]], state
 
 
+def weighted_sums(
+    query: Float[Tensor, "B H T F"],
+    key: Float[Tensor, "B H T F"],
+    value: Float[Tensor, "B H T V"],
+    state: dict[str, Tensor],
+    tokens: Tokens,
+    chunk: int = CHUNK,
+    log_decay: Float[Tensor, "B H T"] | None = None,
+) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T 1"], dict[str, Tensor]]:
+    """``causal_sums`` of values, and the sum of their weights; state: "sum" [B, H, F, V] and "norm" [B, H, F]."""
+    counted = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+    before = torch.cat([state["sum"], state["norm"][..., None]], -1)
+    out, after = causal_sums(query, key, counted, before, tokens, chunk, log_decay)
+    return out[..., :-1], out[..., -1:], {"sum": after[..., :-1], "norm": after[..., -1]}
+
+
 def kernel_attention(
     query: Float[Tensor, "B H T F"],
     key: Float[Tensor, "B G T F"],
@@ -71,12 +87,9 @@ def kernel_attention(
     if share > 1:
         key, value = key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
         log_decay = None if log_decay is None else log_decay.repeat_interleave(share, 1)
-    counted = torch.cat([value, torch.ones_like(value[..., :1])], -1)  # the last column sums the weights
-    before = torch.cat([state["sum"], state["norm"][..., None]], -1)
-    out, after = causal_sums(query, key, counted, before, tokens, log_decay=log_decay)
-    total = out[..., -1:] + eps
-    mixed = out[..., :-1] / (total if floor is None else total.clamp(min=floor))
-    return mixed, {"sum": after[..., :-1], "norm": after[..., -1]}
+    values, total, after = weighted_sums(query, key, value, state, tokens, log_decay=log_decay)
+    total = total + eps
+    return values / (total if floor is None else total.clamp(min=floor)), after
 
 
 def exponential_attention(
@@ -99,12 +112,9 @@ def exponential_attention(
     scale, before, last = running_max(rows[0], rows[1], state["max"], tokens)
     decay = (rows[0] + before - scale).transpose(1, 2)
     weight = (rows[1] - scale).exp().transpose(1, 2)[..., None]
-    counted = torch.cat([value, torch.ones_like(value[..., :1])], -1)  # the last column sums the keys
-    sums = torch.cat([state["sum"], state["norm"][..., None]], -1)
-    out, after = causal_sums(query, key * weight, counted, sums, tokens, chunk, decay)
+    values, total, after = weighted_sums(query, key * weight, value, state, tokens, chunk, decay)
     floor = (-scale).exp().transpose(1, 2)[..., None]
-    mixed = out[..., :-1] / torch.maximum(out[..., -1:].abs(), floor)
-    return mixed, {"sum": after[..., :-1], "norm": after[..., -1], "max": last}
+    return values / torch.maximum(total.abs(), floor), after | {"max": last}
 
 
 def carry(

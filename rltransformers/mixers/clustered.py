@@ -18,7 +18,7 @@ from rltransformers.functional.call import Call
 from rltransformers.functional.draws import DrawSeed, fill, layer_generator, seeded_normal
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.prefixes import bounded_exp
-from rltransformers.functional.recurrences import causal_sums
+from rltransformers.functional.recurrences import weighted_sums
 from rltransformers.functional.running_top import Largest, running_largest
 from rltransformers.functional.windows import fetch
 from rltransformers.mixers.interface import Dims, LayerState
@@ -83,13 +83,10 @@ class Clustered(OnlineMeans, HeadsMixer):
         k, v = k.repeat_interleave(self.dims.share, 1), v.repeat_interleave(self.dims.share, 1)
         own = nearest_word(q.detach(), self.codebook)
         self._watch(q.detach(), own, call)
-        counted = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last column sums the weights
-        before = torch.cat([state["sum"], state["norm"][..., None]], -1)
         weights = bounded_exp(self._logits(k))
         word = F.one_hot(own, weights.shape[-1]).to(weights.dtype)
-        out, after = causal_sums(word, weights, counted, before, call.tokens)
-        mixed, total = out[..., :-1] / out[..., -1:], out[..., -1:]
-        new = {"sum": after[..., :-1], "norm": after[..., -1]}
+        sums, total, new = weighted_sums(word, weights, v, state, call.tokens)
+        mixed = sums / total
         if not self.top:
             return mixed, new
         asked, rows, new["top"] = self._lists(k, v, own, state["top"], call)
