@@ -13,12 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rltransformers.attention.layer import Attention
-from rltransformers.attention.patterns.interface import layer_key, mixed
 from rltransformers.attention.plan import Plan
 from rltransformers.core.spec import Feature, Spec, Traits, Unread
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call
-from rltransformers.functional.draws import DrawSeed
+from rltransformers.functional.draws import DrawSeed, layer_key, mix
 from rltransformers.functional.keys import Group, Past, slots_of
 from rltransformers.functional.taps import newest_rows, with_past
 from rltransformers.functional.windows import fetch
@@ -90,7 +89,7 @@ class ProbSparse(Attention):
     def sampled(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B H T U"]:
         """Distances of the sampled keys, drawn from the window with replacement, always the same for a position."""
         heads = torch.arange(self.dims.heads, device=p.device)[:, None]
-        draws = mixed(mixed(mixed(p, self.key)[:, None], heads)[..., None], torch.arange(self.samples, device=p.device))
+        draws = mix(mix(mix(p, self.key)[:, None], heads)[..., None], torch.arange(self.samples, device=p.device))
         limit = torch.minimum(p, self.plan.pattern.limits(p)[:, 0])
         return draws % (limit + 1)[:, None, :, None]
 

@@ -13,19 +13,17 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
+from rltransformers.functional.draws import PRIME, mix
 from rltransformers.functional.scan import scan
 from rltransformers.mixers.interface import Dims, LayerState
 from rltransformers.mixers.kernel import HeadsMixer
 
 EPS = 1e-5
-PRIME = 2**31 - 1
 
 
 def scatter(p: Int[Tensor, "B T"], layer: int, count: int) -> Int[Tensor, "B T"]:
-    """A number below ``count`` for every episode position and layer, without a pattern: fifth powers modulo a prime."""
-    base = (p + (layer + 1) ** 5 * 1_000_003 % PRIME) % PRIME
-    square = base * base % PRIME
-    return square * square % PRIME * base % PRIME % count
+    """A number below ``count`` for every episode position and layer, without a pattern."""
+    return mix(p, (layer + 1) ** 5 * 1_000_003 % PRIME - 1) % count
 
 
 def shares(x: Float[Tensor, "*n K"]) -> Float[Tensor, "*n K"]:

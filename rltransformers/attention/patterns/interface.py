@@ -11,10 +11,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rltransformers.attention.reach import AnyOf, Reach, Rule, check_memory
+from rltransformers.functional.draws import layer_key, mix
 from rltransformers.mixers.interface import Dims
-
-PRIME = 2**31 - 1
-"""The fifth power is one to one modulo it, and products of two such numbers fit 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -83,27 +81,15 @@ class RandomBlocks(Rule):
         Floyd's way to draw r of n: for k = n - r ... n - 1 take a number from 0 ... k, or k where it was taken before.
         """
         heads = torch.arange(self.heads, device=block.device)[:, None, None]
-        state = mixed(mixed(block, layer_key(self.seed, self.layer)), heads)
+        state = mix(mix(block, layer_key(self.seed, self.layer)), heads)
         draws = torch.arange(self.count, device=block.device)
         last = block.clamp(max=self.farthest) - self.count + draws
-        guesses = mixed(state, draws) % (last + 1).clamp(min=1)
+        guesses = mix(state, draws) % (last + 1).clamp(min=1)
         found = torch.zeros_like(state)  # runtimes disagree about whether any of no numbers is true
         for k, guess in zip(last.split(1, -1), guesses.split(1, -1), strict=True):
             taken = (found == guess + 1).any(-1, keepdim=True)
             found = torch.cat([found, torch.where(k < 0, 0, torch.where(taken, k, guess) + 1)], -1)
         return found
-
-
-def layer_key(seed: int, layer: int) -> int:
-    """What the draws of one layer are mixed with."""
-    return pow(pow(seed + 2, 5, PRIME) + layer + 1, 5, PRIME)
-
-
-def mixed(number: Int[Tensor, "*n"], key: int | Int[Tensor, "*k"]) -> Int[Tensor, "..."]:
-    """A number below ``PRIME`` of two others, the fifth power of their sum."""
-    base = (number + key + 1) % PRIME
-    square = base * base % PRIME
-    return square * square % PRIME * base % PRIME
 
 
 def random_blocks(name: str, dims: Dims, size: int, count: int, seed: int) -> Reach:

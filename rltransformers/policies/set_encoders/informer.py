@@ -13,10 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rltransformers.attention.informer import MAX_SAMPLES, NO_DEFAULTS, sparsity
-from rltransformers.attention.patterns.interface import PRIME, mixed
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Size, Spec, Traits
-from rltransformers.functional.draws import DrawSeed
+from rltransformers.functional.draws import DrawSeed, layer_key, mix
 from rltransformers.policies.set_encoders.interface import (
     Attention,
     EncoderOptions,
@@ -32,8 +31,7 @@ def drawn_keys(elements: int, samples: int, seed: int, layer: int) -> Int[Tensor
     draws = torch.arange(samples).expand(elements, -1)
     if samples == elements:
         return draws.contiguous()
-    key = pow(pow(seed + 2, 5, PRIME) + layer + 1, 5, PRIME)
-    return mixed(mixed(torch.arange(elements), key)[:, None], draws)
+    return mix(mix(torch.arange(elements), layer_key(seed, layer))[:, None], draws)
 
 
 def sampled_keys(draws: Int[Tensor, "N U"], exists: Bool[Tensor, "B N"]) -> Int[Tensor, "B N U"]:
