@@ -39,9 +39,10 @@ from rltransformers.functional.call import Call, Tokens, chosen
 from rltransformers.functional.channels import channel_delta_sums, channel_sums, rank_one_sums
 from rltransformers.functional.delta import delta_products, delta_sums
 from rltransformers.functional.keys import At, Group, Past
+from rltransformers.functional.modules import unit_length
 from rltransformers.functional.recurrences import causal_sums, exponential_attention, kernel_attention
 from rltransformers.functional.scan import complex_scan, running_max, scan
-from rltransformers.functional.stages import GatedOutput, ShortConvolution, bias_of_steps, unit_length
+from rltransformers.functional.stages import GatedOutput, ShortConvolution, bias_of_steps
 from rltransformers.memory.interface import Form, MemoryOptions, Remembered, RowMemory
 from rltransformers.mixers.interface import Dims, Mixed, Mixer, RowMixer, StateMixer
 from rltransformers.mixers.kernel import HeadsMixer, KernelAttention

@@ -4,6 +4,8 @@ Axes: B batch, T tokens, N key rows in view, H heads, G key-value heads, K head 
 M rows of a bank, L queries of a key-value head, Q, R and O numbers of a query row, and that a head retrieves and gives.
 """
 
+from functools import partial
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -11,9 +13,12 @@ from torch import Tensor, nn
 from rltransformers.attention.reach import Reach, window_distance
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Ring, Rows
-from rltransformers.functional.nearest import FlatIndex, Search, searches_outside, unit
+from rltransformers.functional.modules import unit_length
+from rltransformers.functional.nearest import FlatIndex, Search, searches_outside
 from rltransformers.functional.windows import fetch
 from rltransformers.mixers.interface import Dims
+
+unit = partial(unit_length, eps=1e-12)
 
 
 class Store(nn.Module):

@@ -24,6 +24,12 @@ def normalize_rms(x: Float[Tensor, "*n X"], gain: Float[Tensor, " X"]) -> Float[
     return F.rms_norm(x, gain.shape, eps=EPS) * gain
 
 
+def unit_length(x: Float[Tensor, "*n X"], eps: float = 1e-6) -> Float[Tensor, "*n X"]:
+    """Divide rows by their length; float32 at least. ``eps`` is added to the square of the length."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
+
+
 def evenly(first: float, last: float, count: int) -> Float[Tensor, " n"]:
     """``count`` numbers at equal distances. ``torch.linspace`` on the device of no numbers loads PyTorch's compiler."""
     return torch.tensor([first + (last - first) * index / max(count - 1, 1) for index in range(count)])

@@ -1,4 +1,4 @@
-"""Nearest keys among many: vectors of length 1, and flat indices of FAISS beside exact search.
+"""Nearest keys among many: flat indices of FAISS beside exact search.
 
 Axes: K width, M keys, L queries, C keys found.
 """
@@ -13,14 +13,6 @@ from rltransformers.core.errors import require
 
 Search = Literal["exact", "faiss"]
 """How keys are searched: all products in PyTorch, or a flat index of FAISS, which finds the same keys on the CPU."""
-
-SMALLEST_SQUARE = 1e-12
-
-
-def unit(x: Float[Tensor, "*n K"]) -> Float[Tensor, "*n K"]:
-    """Vectors divided by their length, in single precision at least; zeros stay zeros."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return wide * (wide.square().sum(-1, keepdim=True) + SMALLEST_SQUARE).rsqrt()
 
 
 class FlatIndex:

@@ -18,12 +18,6 @@ from rltransformers.functional.taps import depthwise, newest_rows, with_past
 OutputGate: TypeAlias = Literal["silu", "sigmoid", "none"]
 
 
-def unit_length(x: Float[Tensor, "*n V"], eps: float = 1e-6) -> Float[Tensor, "*n V"]:
-    """Divide rows by their length; float32 at least. ``eps`` is added to the square of the length."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
-
-
 def bias_of_steps(count: int, shortest: float = 1e-3, longest: float = 0.1) -> Float[Tensor, " n"]:
     """Biases whose softplus are steps of time between these bounds, log-uniformly (Mamba, arXiv 2312.00752)."""
     step = torch.empty(count).uniform_(math.log(shortest), math.log(longest)).exp()

@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.functional.call import Call
-from rltransformers.functional.stages import GatedOutput, ShortConvolution, unit_length
+from rltransformers.functional.modules import unit_length
+from rltransformers.functional.stages import GatedOutput, ShortConvolution
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
 

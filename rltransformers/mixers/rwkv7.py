@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.channels import rank_one_sums
-from rltransformers.functional.modules import evenly
-from rltransformers.functional.stages import unit_length
+from rltransformers.functional.modules import evenly, unit_length
 from rltransformers.functional.taps import newest_rows, with_past
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rltransformers.functional.stages import GatedOutput, OutputGate, ShortConvolution, unit_length
+from rltransformers.functional.modules import unit_length
+from rltransformers.functional.stages import GatedOutput, OutputGate, ShortConvolution
 from tests.functional.test_recurrences import tokens_of
 
 B, T, X = 3, 11, 5
