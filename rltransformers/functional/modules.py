@@ -87,6 +87,13 @@ def masked_means(values: Float[Tensor, "*n B T"], valid: Bool[Tensor, "B T"]) ->
     return torch.where(valid, values, 0.0).sum((-2, -1)) / valid.sum().clamp(min=1)
 
 
+def frequencies(dims: int, base: float | Tensor, like: Tensor) -> Float[Tensor, " half"]:
+    """base^(-2f/dims) for f = 0 .. dims/2 - 1, in at least float32."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    steps = torch.arange(0, dims, 2, device=like.device, dtype=dtype)
+    return base ** (-steps / dims)
+
+
 def turn(
     x: Float[Tensor, "*n X"], cos: Float[Tensor, "*m half"], sin: Float[Tensor, "*m half"]
 ) -> Float[Tensor, "*n X"]:

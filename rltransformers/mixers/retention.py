@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.modules import turn
+from rltransformers.functional.modules import frequencies, turn
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.functional.stages import GatedOutput
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
@@ -47,6 +47,7 @@ class Retention(StateMixer):
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         self.dims, self.base = dims, options.base
+        self.turned = 0 if options.base is None else dims.head_dim // 2 * 2
         self.project = dims.projection(dims.width, sum(dims.widths))
         self.out = GatedOutput(dims.width, dims.heads, dims.value_dim, bias=dims.bias)
         exponents = [5.0 + head for head in range(dims.heads)]
@@ -62,14 +63,14 @@ class Retention(StateMixer):
         q, k, v = dims.by_head(self.project(h))
         q = q * dims.head_dim**-0.5
         log_decay = self.log_decay(h)[:, None].expand(h.shape[0], -1, h.shape[1])
-        frequencies = self.frequencies(h)
+        turns = frequencies(self.turned, self.base or 1.0, h)  # from token to token
         if h.shape[1] > 1:  # the first token is not turned
-            angles = torch.arange(h.shape[1], device=h.device)[:, None] * frequencies
+            angles = torch.arange(h.shape[1], device=h.device)[:, None] * turns
             q, k = (turn(rows, angles.cos(), angles.sin()) for rows in (q, k))
         k, v = k.repeat_interleave(dims.share, 1), v.repeat_interleave(dims.share, 1)
         read, after = causal_sums(q, k, v, state["sum"], tokens, log_decay=log_decay)
         count = torch.full_like(tokens.before, h.shape[1]) if tokens.length is None else tokens.length
-        angles = -count[:, None, None, None] * frequencies
+        angles = -count[:, None, None, None] * turns
         after = turn(after.mT, angles.cos(), angles.sin()).mT
         return Mixed(self.out(read, h, call.wanted), {"sum": after})
 
@@ -80,13 +81,6 @@ class Retention(StateMixer):
             return F.logsigmoid(self.logit.to(dtype))
         head = torch.arange(self.dims.heads, device=like.device, dtype=dtype)
         return torch.log1p(-(2.0 ** -(5 + head)))
-
-    def frequencies(self, like: Tensor) -> Float[Tensor, " half"]:
-        """Angles from token to token, of every pair of channels; float32 at least."""
-        pairs = 0 if self.base is None else self.dims.head_dim // 2
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        place = torch.arange(pairs, device=like.device, dtype=dtype)
-        return (self.base or 1.0) ** (-place / max(pairs, 1))
 
 
 SPEC = Spec(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.errors import DataError
+from rltransformers.functional.modules import frequencies
 
 
 class Sizes(Protocol):
@@ -206,13 +207,6 @@ def head_products(q: Float[Tensor, "B H T K"], table: Float[Tensor, "L HK"]) -> 
 
 Base = Annotated[float, Ge(1)]
 """Ratio of the longest to the shortest wavelength; below 1 angles would grow without bound."""
-
-
-def frequencies(dims: int, base: float | Tensor, like: Tensor) -> Float[Tensor, " half"]:
-    """base^(-2f/dims) for f = 0 .. dims/2 - 1, in at least float32."""
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    steps = torch.arange(0, dims, 2, device=like.device, dtype=dtype)
-    return base ** (-steps / dims)
 
 
 def sinusoid(place: Tensor, width: int, like: Tensor, base: float | Tensor = 10_000.0) -> Float[Tensor, "*n D"]:

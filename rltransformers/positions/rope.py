@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Spec
-from rltransformers.functional.modules import turn
-from rltransformers.positions.interface import Acts, Base, Position, Sizes, frequencies
+from rltransformers.functional.modules import frequencies, turn
+from rltransformers.positions.interface import Acts, Base, Position, Sizes
 
 
 @dataclass(frozen=True)
