@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, Tokens, chosen
-from rltransformers.functional.recurrences import causal_sums
+from rltransformers.functional.prefixes import episode_totals
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
 
@@ -19,9 +19,8 @@ def episode_mean(
 
     Sums of masked products, not differences of running sums: an earlier episode leaves no rounding and no gradient.
     """
-    ones = torch.ones_like(values[:, None, :, :1])
-    total, after = causal_sums(ones, ones, values[:, None], before[:, None, None], tokens)
-    return total[:, 0] / (tokens.p + 1)[..., None], after[:, 0, 0]
+    total, after = episode_totals(values[:, None], before[:, None], tokens)
+    return total[:, 0] / (tokens.p + 1)[..., None], after[:, 0]
 
 
 @dataclass(frozen=True)

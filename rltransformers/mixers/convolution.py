@@ -79,8 +79,6 @@ class Convolution(StateMixer):
         values = F.glu(self.project(h), -1)
         rows = with_past(state["taps"], values)
         weights = tap_weights(self.kernels(values), tokens, self.renormalize)
-        if call.probe.listens:
-            lags = torch.arange(self.taps, device=h.device)
-            call.probe.metric("lookback", (weights.detach()[tokens.valid()] * lags).sum(-1).mean())
+        call.tell("lookback", lambda: (weights * torch.arange(self.taps, device=h.device)).sum(-1))
         mixed = self.out(chosen(causal_taps(rows, weights), call.wanted))
         return Mixed(mixed, {"taps": newest_rows(rows, state["taps"], tokens)})

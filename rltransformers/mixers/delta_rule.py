@@ -79,9 +79,7 @@ class DeltaRule(StateMixer):
         beta = self.top * self.rate(h).sigmoid().unflatten(-1, (self.count, -1)).permute(0, 3, 1, 2)
         log_decay = self.log_decay(h)
         read, weights = self.correct(q, k, v, beta, state["weights"], call.tokens, log_decay=log_decay)
-        if call.probe.listens:
-            valid = call.tokens.valid()
-            call.probe.metric("rate", beta.detach().transpose(1, 2)[valid].mean())
-            if log_decay is not None:
-                call.probe.metric("kept", log_decay.detach().transpose(1, 2)[valid].exp().mean())
+        call.tell("rate", lambda: beta.transpose(1, 2))
+        if log_decay is not None:
+            call.tell("kept", lambda: log_decay.exp().transpose(1, 2))
         return Mixed(self.out(read, h, call.wanted), {"weights": weights, "taps": taps})
