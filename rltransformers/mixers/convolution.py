@@ -10,11 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Traits
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.taps import causal_taps, newest_rows, tap_weights, with_past
-from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_heads
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,7 @@ class Convolution(StateMixer):
 
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        if dims.width % dims.heads:
-            raise ConfigError(
-                f"{self.name} needs heads ({dims.heads}) to divide width ({dims.width}): change one of the two"
-            )
+        check_heads(self.name, dims)
         self.width, self.heads, self.taps = dims.width, dims.heads, options.taps
         self.renormalize = options.pad == "renormalize"
         self.project = nn.Linear(dims.width, 2 * dims.width)

@@ -82,6 +82,12 @@ def check_order(mixer: str, least: str, low: float, largest: str, high: float) -
         raise ConfigError(f"mixer {mixer!r}: {least} ({low:g}) must be at most {largest} ({high:g}); change one")
 
 
+def check_heads(mixer: str, dims: Dims) -> None:
+    """Raise ConfigError unless the heads share the width evenly."""
+    if dims.width % dims.heads:
+        raise ConfigError(f"mixer {mixer!r} needs heads ({dims.heads}) to divide width ({dims.width}): change one")
+
+
 @dataclass(frozen=True)
 class Mixed:
     """Result of a mixer.

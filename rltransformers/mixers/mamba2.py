@@ -12,13 +12,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.modules import normalize_rms
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.functional.stages import ShortConvolution, bias_of_steps
-from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_order
+from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_heads, check_order
 
 Delta = Annotated[float, Ge(1e-6), Le(10)]
 
@@ -55,10 +54,7 @@ class Mamba2(StateMixer):
 
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        if dims.width % dims.heads:
-            raise ConfigError(
-                f"mamba2 needs heads ({dims.heads}) to divide width ({dims.width}): change one of the two"
-            )
+        check_heads("mamba2", dims)
         check_order("mamba2", "delta_min", options.delta_min, "delta_max", options.delta_max)
         self.heads, self.inner, self.state = options.expand * dims.heads, options.expand * dims.width, options.state
         mixed = self.inner + 2 * self.state  # x, B and C

@@ -7,9 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.attention.roles import Heads, Score
-from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature
-from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.interface import Dims, check_heads
 
 EXPLICIT = (Feature.SCORES, Feature.LOGITS, Feature.OUTPUTS, Feature.PATTERNS, Feature.ROWS, Feature.VALUES)
 """Features of every explicit softmax, whatever its logits are made of."""
@@ -44,7 +43,5 @@ class ValuesOnly(Score):
 
 def check_value_heads(name: str, dims: Dims) -> None:
     """Raise ConfigError unless heads of values share the width evenly, where no other size was given."""
-    if dims.width % dims.heads and dims.value_dim == dims.width // dims.heads:
-        raise ConfigError(
-            f"mixer {name} needs heads ({dims.heads}) to divide width ({dims.width}): change one of the two"
-        )
+    if dims.value_dim == dims.width // dims.heads:
+        check_heads(name, dims)
