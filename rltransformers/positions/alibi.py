@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from rltransformers.core.spec import Feature, NoOptions, Spec
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Position
 
 
 def slopes(heads: int) -> list[float]:
@@ -23,9 +24,9 @@ class Alibi(Position):
     acts = Acts.SCORE
     slopes: Tensor
 
-    def __init__(self, sizes: Sizes, options: NoOptions) -> None:
+    def __init__(self, dims: Dims, options: NoOptions) -> None:
         super().__init__()
-        self.register_buffer("slopes", torch.tensor(slopes(sizes.heads)), persistent=False)
+        self.register_buffer("slopes", torch.tensor(slopes(dims.heads)), persistent=False)
 
     def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
         return -self.slopes.to(like.dtype) * distance.to(like.dtype)[:, None]

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
-from rltransformers.positions.interface import Acts, Codes, Position, Sizes
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Codes, Position
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,9 @@ class AttentionOnly(Position):
     acts = Acts.CODE
     shared = True
 
-    def __init__(self, sizes: Sizes, options: Options) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.codes = Codes(sizes.width, options.max_len)
+        self.codes = Codes(dims.width, options.max_len)
         self.places = options.max_len
 
     def code(self, p: Tensor, like: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Position
 
 
 class DistanceAware(Position):
@@ -16,10 +17,10 @@ class DistanceAware(Position):
 
     acts = Acts.FACTOR
 
-    def __init__(self, sizes: Sizes, options: NoOptions) -> None:
+    def __init__(self, dims: Dims, options: NoOptions) -> None:
         super().__init__()
-        self.slope = nn.Parameter(torch.zeros(sizes.heads))
-        self.bound = nn.Parameter(torch.zeros(sizes.heads))
+        self.slope = nn.Parameter(torch.zeros(dims.heads))
+        self.bound = nn.Parameter(torch.zeros(dims.heads))
 
     def factors(self, distance: Tensor, like: Tensor) -> Tensor:
         """In float32 at least until the end; a sigmoid does not overflow where the exponentials would."""

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
-from rltransformers.positions.interface import Acts, Position, Sizes, head_products
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Position, head_products
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,12 @@ class Disentangled(Position):
     common = ("table",)
     scale = 3**-0.5  # three terms of the same size are summed
 
-    def __init__(self, sizes: Sizes, options: Options) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.heads, self.head_dim, self.max_distance = sizes.heads, sizes.head_dim, options.max_distance
-        self.table = nn.Parameter(torch.randn(2 * self.max_distance, sizes.width) * 0.02)
-        self.key = nn.Linear(sizes.width, self.heads * self.head_dim, bias=False)
-        self.query = nn.Linear(sizes.width, self.heads * self.head_dim, bias=False)
+        self.heads, self.head_dim, self.max_distance = dims.heads, dims.head_dim, options.max_distance
+        self.table = nn.Parameter(torch.randn(2 * self.max_distance, dims.width) * 0.02)
+        self.key = nn.Linear(dims.width, self.heads * self.head_dim, bias=False)
+        self.query = nn.Linear(dims.width, self.heads * self.head_dim, bias=False)
 
     def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
         """Kr[delta(d)] / sqrt(3 Dh) of all heads, [L, H Dh]."""

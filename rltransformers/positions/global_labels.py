@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, SizeOrZero, Spec, Traits
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Position
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,11 @@ class GlobalLabels(Position):
 
     acts = Acts.SCORE | Acts.LABEL
 
-    def __init__(self, sizes: Sizes, options: Options) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         self.max_distance = options.max_distance
-        self.distances = nn.Parameter(torch.randn(self.max_distance + 1, sizes.head_dim) * 0.02)
-        self.label = nn.Parameter(torch.randn(sizes.head_dim) * 0.02)
+        self.distances = nn.Parameter(torch.randn(self.max_distance + 1, dims.head_dim) * 0.02)
+        self.label = nn.Parameter(torch.randn(dims.head_dim) * 0.02)
 
     def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L K"]:
         return self.distances[distance.clamp(max=self.max_distance)]

@@ -9,7 +9,7 @@ acting computes it once per change of the weights and not at every step.
 
 from collections.abc import Callable
 from enum import Flag, auto
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
@@ -19,26 +19,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.errors import DataError
 from rltransformers.functional.modules import frequencies
-
-
-class Sizes(Protocol):
-    """Sizes of a layer that encodings are made from: D, H, G, and the width of a query/key and of a value head.
-
-    Of the channels of a query/key head the first ``turned`` may turn; None for all.
-    """
-
-    @property
-    def width(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def value_dim(self) -> int: ...
-    @property
-    def turned(self) -> int | None: ...
+from rltransformers.mixers.interface import Dims
 
 
 class Acts(Flag):
@@ -86,7 +67,7 @@ class Position(nn.Module):
     common: tuple[str, ...] = ()
     scale: float = 1.0
 
-    def __init__(self, sizes: Sizes | None = None, options: Any = None) -> None:
+    def __init__(self, dims: Dims | None = None, options: Any = None) -> None:
         super().__init__()
 
     def share(self, first: "Position") -> None:

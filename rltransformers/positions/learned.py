@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Size, Spec
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Position
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class LearnedTable(Position):
     acts = Acts.INPUT
     by_timestep = False
 
-    def __init__(self, sizes: Sizes, options: LearnedOptions | TimestepOptions) -> None:
+    def __init__(self, dims: Dims, options: LearnedOptions | TimestepOptions) -> None:
         super().__init__()
-        self.table = nn.Embedding(options.max_len, sizes.width)
+        self.table = nn.Embedding(options.max_len, dims.width)
         nn.init.normal_(self.table.weight, std=0.02)
         self.places, self.timesteps = (None, options.max_len) if self.by_timestep else (options.max_len, None)
 

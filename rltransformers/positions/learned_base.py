@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.spec import NoOptions, Spec
-from rltransformers.positions.interface import Acts, Position, Sizes, sinusoid
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Position, sinusoid
 
 START = 10_000.0  # the base of Vaswani et al. 2017
 
@@ -17,7 +18,7 @@ class LearnedBase(Position):
 
     acts = Acts.INPUT
 
-    def __init__(self, sizes: Sizes, options: NoOptions) -> None:
+    def __init__(self, dims: Dims, options: NoOptions) -> None:
         super().__init__()
         self.raw = nn.Parameter(torch.full((), math.log(START - 1)))  # softplus^-1(ln START)
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, Size, Spec
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Position
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,9 @@ class Multiplicative(Position):
 
     acts = Acts.FACTOR
 
-    def __init__(self, sizes: Sizes, options: Options) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.factor = nn.Parameter(torch.ones(sizes.heads, options.max_distance + 1))
+        self.factor = nn.Parameter(torch.ones(dims.heads, options.max_distance + 1))
 
     def factors(self, distance: Tensor, like: Tensor) -> Tensor:
         return self.factor[:, distance.clamp(max=self.factor.shape[1] - 1)].T.to(like.dtype)

@@ -10,7 +10,8 @@ from torch import Tensor
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Spec
 from rltransformers.functional.modules import frequencies, turn
-from rltransformers.positions.interface import Acts, Base, Position, Sizes
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Base, Position
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Rope(Position):
 
     acts = Acts.ROTATION
 
-    def __init__(self, sizes: Sizes, options: Options) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        head_dim = sizes.head_dim if sizes.turned is None else sizes.turned
+        head_dim = dims.head_dim if dims.turned is None else dims.turned
         self.dims = head_dim - head_dim % 2 if options.dims is None else options.dims
         self.base = options.base
         if self.dims % 2 or not 0 < self.dims <= head_dim:

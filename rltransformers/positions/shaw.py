@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, SizeOrZero, Spec
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Position
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,16 @@ class Options:
 class Shaw(Position):
     """q . aK[min(d, K)] / sqrt(Dh) on the scores and aV[min(d, K)] on the values; tables shared by heads."""
 
-    def __init__(self, sizes: Sizes, options: Options) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        if options.values and sizes.value_dim != sizes.head_dim:
+        if options.values and dims.value_dim != dims.head_dim:
             raise ConfigError(
-                f"position 'shaw' adds to values and needs value_dim ({sizes.value_dim}) equal to the head width "
-                f"({sizes.head_dim}); write {{name: shaw, values: false}} or set position to 't5'"
+                f"position 'shaw' adds to values and needs value_dim ({dims.value_dim}) equal to the head width "
+                f"({dims.head_dim}); write {{name: shaw, values: false}} or set position to 't5'"
             )
         self.max_distance = options.max_distance
         self.acts = Acts.SCORE | Acts.VALUE if options.values else Acts.SCORE
-        shape = self.max_distance + 1, sizes.head_dim
+        shape = self.max_distance + 1, dims.head_dim
         self.keys = nn.Parameter(torch.randn(shape) * 0.02)
         self.values = nn.Parameter(torch.randn(shape) * 0.02) if options.values else None
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, Spec
-from rltransformers.positions.interface import Acts, Position, Sizes, sinusoid
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Position, sinusoid
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,11 @@ class ShawSinusoidal(Position):
     Without projections PE(d) is as wide as a head and has no parameters, as in NEZHA.
     """
 
-    def __init__(self, sizes: Sizes, options: Options) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        width, project, values = sizes.width, options.project, options.values
+        width, project, values = dims.width, options.project, options.values
         self.acts = Acts.SCORE | Acts.VALUE if values else Acts.SCORE
-        self.head_dim, self.value_dim = sizes.head_dim, sizes.value_dim
+        self.head_dim, self.value_dim = dims.head_dim, dims.value_dim
         self.keys = nn.Linear(width, self.head_dim, bias=False) if project else None
         self.values = nn.Linear(width, self.value_dim, bias=False) if project and values else None
 

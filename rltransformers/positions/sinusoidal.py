@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rltransformers.core.spec import Spec
-from rltransformers.positions.interface import Acts, Base, Position, Sizes, sinusoid
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Base, Position, sinusoid
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Sinusoidal(Position):
 
     acts = Acts.INPUT
 
-    def __init__(self, sizes: Sizes, options: Options) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         self.base, self.scale_input = options.base, options.scale_input
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Spec, Traits
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Position
 
 
 def bucket(distance: Int[Tensor, "*n"], buckets: int, max_distance: int) -> Int[Tensor, "*n"]:
@@ -43,7 +44,7 @@ class T5Bias(Position):
     acts = Acts.SCORE
     shared = True
 
-    def __init__(self, sizes: Sizes, options: Options) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         buckets, self.max_distance = options.buckets, options.max_distance
         if self.max_distance <= buckets // 2:
@@ -51,7 +52,7 @@ class T5Bias(Position):
                 f"t5 max_distance ({self.max_distance}) must be above half of the buckets ({buckets}), whose distances "
                 f"count one by one; set max_distance to at least {buckets // 2 + 1}"
             )
-        self.table = nn.Parameter(torch.randn(sizes.heads, buckets) * 0.02)
+        self.table = nn.Parameter(torch.randn(dims.heads, buckets) * 0.02)
 
     def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
         return self.table[:, bucket(distance, self.table.shape[1], self.max_distance)].T

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, NoOptions, Spec
-from rltransformers.positions.interface import Acts, Position, Sizes, head_products, sinusoid
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Position, head_products, sinusoid
 
 
 class TransformerXLRelative(Position):
@@ -13,11 +14,11 @@ class TransformerXLRelative(Position):
 
     acts = Acts.QUERY | Acts.SCORE
 
-    def __init__(self, sizes: Sizes, options: NoOptions) -> None:
+    def __init__(self, dims: Dims, options: NoOptions) -> None:
         super().__init__()
-        self.content_bias = nn.Parameter(torch.zeros(sizes.heads, 1, sizes.head_dim))
-        self.position_bias = nn.Parameter(torch.zeros(sizes.heads, 1, sizes.head_dim))
-        self.project = nn.Linear(sizes.width, sizes.heads * sizes.head_dim, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(dims.heads, 1, dims.head_dim))
+        self.position_bias = nn.Parameter(torch.zeros(dims.heads, 1, dims.head_dim))
+        self.project = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
 
     def content_query(self, q: Tensor) -> Tensor:
         """q + u."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
-from rltransformers.positions.interface import Acts, Codes, Position, Sizes
+from rltransformers.mixers.interface import Dims
+from rltransformers.positions.interface import Acts, Codes, Position
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,13 @@ class Untied(Position):
     acts = Acts.CHANNELS
     shared = True
 
-    def __init__(self, sizes: Sizes, options: Options) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.codes = Codes(sizes.width, options.max_len)
+        self.codes = Codes(dims.width, options.max_len)
         self.places = options.max_len
-        self.channels = sizes.head_dim
-        self.query = nn.Linear(sizes.width, sizes.heads * sizes.head_dim, bias=False)
-        self.key = nn.Linear(sizes.width, sizes.kv_heads * sizes.head_dim, bias=False)
+        self.channels = dims.head_dim
+        self.query = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
+        self.key = nn.Linear(dims.width, dims.kv_heads * dims.head_dim, bias=False)
 
     def query_channels(self, p: Tensor, like: Tensor) -> Tensor:
         return self.query(self.codes(p, like))
