@@ -19,6 +19,7 @@ from rltransformers.functional import windows
 from rltransformers.functional.call import Call
 from rltransformers.functional.draws import DrawSeed, layer_key, mix
 from rltransformers.functional.keys import Group, Past, slots_of
+from rltransformers.functional.modules import wide_type
 from rltransformers.functional.taps import newest_rows, with_past
 from rltransformers.functional.windows import fetch
 from rltransformers.mixers.interface import Dims, Mixed
@@ -84,7 +85,7 @@ class ProbSparse(Attention):
         row = torch.arange(rows - q.shape[2], rows, device=q.device)[:, None] - self.sampled(call.tokens.p)
         keys, _ = self.split(window.rows.detach())
         sampled = fetch(keys, slots_of(row, window.place, rows))
-        return sparsity(q, sampled, torch.promote_types(q.dtype, torch.float32))
+        return sparsity(q, sampled, wide_type(q))
 
     def sampled(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B H T U"]:
         """Distances of the sampled keys, drawn from the window with replacement, always the same for a position."""

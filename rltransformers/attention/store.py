@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rltransformers.attention.reach import Reach, window_distance
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Ring, Rows
-from rltransformers.functional.modules import unit_length
+from rltransformers.functional.modules import unit_length, wide
 from rltransformers.functional.nearest import FlatIndex, Search, searches_outside
 from rltransformers.functional.windows import fetch
 from rltransformers.mixers.interface import Dims
@@ -91,7 +91,7 @@ class Store(nn.Module):
         q = query.unflatten(-1, (groups, dims.heads // groups, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         seen = seen.repeat(1, dims.heads // groups, 1)[:, None]
         with torch.autocast(q.device.type, enabled=False):  # acting and learning have to find the same keys
-            q = q.to(torch.promote_types(q.dtype, torch.float32)) * dims.head_dim**-0.5
+            q = wide(q) * dims.head_dim**-0.5
             logits = (q @ k.to(q.dtype).transpose(-1, -2)).masked_fill(~seen, torch.finfo(q.dtype).min)
             logits, index = logits.topk(min(self.neighbors, k.shape[2]), -1)
             candidates = [(logits, fetch(v.to(q.dtype), index))]

@@ -10,6 +10,7 @@ from torch import Tensor
 from rltransformers.functional.call import Tokens
 from rltransformers.functional.chunks import in_chunks
 from rltransformers.functional.delta import corrected_sums
+from rltransformers.functional.modules import wide_type
 from rltransformers.functional.recurrences import CHUNK, carry
 
 
@@ -125,7 +126,7 @@ def _in_chunks(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, state: Tensor, tokens: Tokens, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Chunks of a power of two tokens: the first token of an episode leaves nothing, padding everything as it is."""
-    dtype = torch.promote_types(torch.promote_types(value.dtype, state.dtype), torch.float32)
+    dtype = wide_type(value, state)
     time = value.shape[2]
     size = 1 << (min(time, chunk) - 1).bit_length()
     log_decay = log_decay.to(dtype).masked_fill((tokens.p == 0)[:, None, :, None], float("-inf"))

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from rltransformers.functional.call import Tokens
 from rltransformers.functional.chunks import Borders, Decays, chunk_sizes, in_chunks
+from rltransformers.functional.modules import wide_type
 from rltransformers.functional.recurrences import CHUNK, rest_of
 
 
@@ -32,7 +33,7 @@ def delta_sums(
     2406.06484, section 3; with decay arXiv 2412.06464, section 3.3). Work and saved memory grow linearly in T; float32
     at least, whatever autocast says.
     """
-    dtype = torch.promote_types(torch.promote_types(value.dtype, state.dtype), torch.float32)
+    dtype = wide_type(value, state)
     count, size = chunk_sizes(value.shape[2], chunk)
     with torch.autocast(value.device.type, enabled=False):
         q, k, v, beta = (in_chunks(x.to(dtype), count, size) for x in (query, key, value, rate[..., None]))

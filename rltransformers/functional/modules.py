@@ -24,9 +24,22 @@ def normalize_rms(x: Float[Tensor, "*n X"], gain: Float[Tensor, " X"]) -> Float[
     return F.rms_norm(x, gain.shape, eps=EPS) * gain
 
 
+def wide_type(*tensors: Tensor) -> torch.dtype:
+    """The dtype that the numbers of all tensors fit into; float32 at least."""
+    dtype = torch.float32
+    for x in tensors:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return dtype
+
+
+def wide(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """The same numbers in float32 at least."""
+    return x.to(wide_type(x))
+
+
 def unit_length(x: Float[Tensor, "*n X"], eps: float = 1e-6) -> Float[Tensor, "*n X"]:
     """Divide rows by their length; float32 at least. ``eps`` is added to the square of the length."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = wide(x)
     return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
 
 
@@ -89,8 +102,7 @@ def masked_means(values: Float[Tensor, "*n B T"], valid: Bool[Tensor, "B T"]) ->
 
 def frequencies(dims: int, base: float | Tensor, like: Tensor) -> Float[Tensor, " half"]:
     """base^(-2f/dims) for f = 0 .. dims/2 - 1, in at least float32."""
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    steps = torch.arange(0, dims, 2, device=like.device, dtype=dtype)
+    steps = torch.arange(0, dims, 2, device=like.device, dtype=wide_type(like))
     return base ** (-steps / dims)
 
 

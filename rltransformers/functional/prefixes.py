@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.functional.call import Tokens
+from rltransformers.functional.modules import wide
 from rltransformers.functional.recurrences import causal_sums
 
 LARGEST_EXPONENT = 40.0
@@ -49,5 +50,4 @@ def episode_totals(
 
 def bounded_exp(logits: Float[Tensor, "*n c"]) -> Float[Tensor, "*n c"]:
     """Weights of a softmax that is summed token by token, see ``LARGEST_EXPONENT``; float32 at least."""
-    exponents = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return exponents.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp()
+    return wide(logits).clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp()

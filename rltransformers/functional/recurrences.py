@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rltransformers.functional.call import Tokens
 from rltransformers.functional.chunks import Borders, Decays, chunk_sizes, in_chunks
+from rltransformers.functional.modules import wide, wide_type
 from rltransformers.functional.scan import running_max
 
 # Forward and backward of 20 to 1024 tokens on one CPU core (torch 2.13, 4 heads of 16 to 64) are fastest with 32 or as
@@ -32,7 +33,7 @@ def causal_sums(
     (Katharopoulos et al. 2020, arXiv 2006.16236, equations 10-12, in chunks as in Hua et al. 2022, arXiv 2202.10447).
     With ``log_decay`` the sum before a token is multiplied by ``exp(log_decay)``, at most 1, before the token is added.
     """
-    dtype = torch.promote_types(torch.promote_types(value.dtype, state.dtype), torch.float32)
+    dtype = wide_type(value, state)
     count, size = chunk_sizes(value.shape[2], chunk)
     with torch.autocast(value.device.type, enabled=False):
         q, k, v = (in_chunks(x.to(dtype), count, size) for x in (query, key, value))
@@ -108,7 +109,7 @@ def exponential_attention(
     19-27). State: "sum" [B, H, F, V], "norm" [B, H, F] and "max" [B, H], all 0 at first; C and n are kept divided by
     exp(max), ``max_t = max(log_decay_t + max_(t-1), log_input_t)``, so that inputs of any size fit.
     """
-    rows = [x.to(torch.promote_types(x.dtype, torch.float32)).transpose(1, 2) for x in (log_decay, log_input)]
+    rows = [wide(x).transpose(1, 2) for x in (log_decay, log_input)]
     scale, before, last = running_max(rows[0], rows[1], state["max"], tokens)
     decay = (rows[0] + before - scale).transpose(1, 2)
     weight = (rows[1] - scale).exp().transpose(1, 2)[..., None]

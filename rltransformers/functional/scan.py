@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.functional.call import Tokens
+from rltransformers.functional.modules import wide_type
 from rltransformers.functional.windows import fold, match_axes
 
 CHUNK = 8
@@ -114,7 +115,7 @@ def _recurrence(
     decay: Tensor, value: Tensor, state: Tensor, tokens: Tokens, algebra: Algebra, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """Results of every token, and of the last valid one; nothing of the past passes the first token of an episode."""
-    dtype = torch.promote_types(torch.promote_types(value.dtype, state.dtype), torch.float32)
+    dtype = wide_type(value, state)
     value, state = value.to(dtype), state.to(dtype)
     decay = decay.to(dtype).expand(*tokens.p.shape, *decay.shape[2:])
     begins = match_axes(tokens.p == 0, decay)

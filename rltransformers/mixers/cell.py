@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Size
 from rltransformers.functional.call import Call, Tokens, chosen
+from rltransformers.functional.modules import wide_type
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
 FEW = 16
@@ -125,7 +126,7 @@ class Cell(StateMixer):
         return out
 
     def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
-        dtype = torch.promote_types(torch.promote_types(h.dtype, state[self.names[0]].dtype), torch.float32)
+        dtype = wide_type(h, state[self.names[0]])
         before = [state[name].to(dtype) for name in self.names]
         weights = [weight.to(dtype) for weight in self.weights()]
         read = self.by_token if h.shape[1] <= FEW else self.by_run

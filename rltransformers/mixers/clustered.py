@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.draws import DrawSeed, fill, layer_generator, seeded_normal
+from rltransformers.functional.modules import wide_type
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.prefixes import bounded_exp
 from rltransformers.functional.recurrences import weighted_sums
@@ -106,7 +107,7 @@ class Clustered(OnlineMeans, HeadsMixer):
     def _lists(self, k: Tensor, v: Tensor, own: Tensor, held: Tensor, call: Call) -> tuple[Largest, Tensor, Tensor]:
         """The places that the keys of each token have in all rows, the rows, and the new lists."""
         old = held[..., : self.dims.head_dim]
-        dtype = torch.promote_types(k.dtype, torch.float32)
+        dtype = wide_type(k)
         scores = (old.to(dtype) * self.codebook[:, :, None].to(dtype)).sum(-1) / math.sqrt(self.dims.head_dim)
         place = torch.arange(self.top, device=k.device)
         scores = scores.masked_fill(place > call.tokens.before[:, None, None, None], float("-inf"))

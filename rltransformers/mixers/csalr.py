@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.core.spec import Feature, Size, Spec
+from rltransformers.functional.modules import wide
 from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.landmarks import MAX_LANDMARKS, TRAITS, LandmarkAttention, pseudo_inverse
 
@@ -21,7 +22,7 @@ def ridge_solve(
     A row of A is positive and sums to 1, so with a ridge of 1 the diagonal is larger than the rest of its row together:
     the matrix can always be inverted.
     """
-    matrix = between.to(torch.promote_types(between.dtype, torch.float32))
+    matrix = wide(between)
     matrix = matrix + ridge * torch.eye(between.shape[-1], dtype=matrix.dtype, device=matrix.device)
     if iterations == 0:
         with torch.autocast(between.device.type, enabled=False):

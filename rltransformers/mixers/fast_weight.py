@@ -16,6 +16,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.delta import delta_sums
+from rltransformers.functional.modules import wide
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.mixers.interface import Dims, LayerState
 from rltransformers.mixers.kernel import HeadsMixer
@@ -29,7 +30,7 @@ def fast_weight_features(x: Float[Tensor, "*n Dh"], nu: int) -> Float[Tensor, "*
 
     The products are those of r = relu([x, -x]) with r rolled by 1 to nu places (arXiv 2102.11174, section 5.3).
     """
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = wide(x)
     if not nu:
         features = F.elu(x) + 1
     else:

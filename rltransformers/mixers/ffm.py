@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
-from rltransformers.functional.modules import evenly
+from rltransformers.functional.modules import evenly, wide
 from rltransformers.functional.scan import complex_scan
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
@@ -62,7 +62,7 @@ class FastForgetfulMemory(StateMixer):
 
     def decays(self) -> Float[Tensor, "2 M P"]:
         """Real and imaginary parts of Gamma, in float32 at least."""
-        alpha, omega = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (self.alpha, self.omega))
+        alpha, omega = (wide(x) for x in (self.alpha, self.omega))
         return (-alpha.abs()).exp()[:, None] * torch.stack([omega.cos(), omega.sin()])[:, None]
 
     def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.functional.call import Call, Tokens
+from rltransformers.functional.modules import wide
 from rltransformers.functional.scan import scan
 from rltransformers.mixers.interface import Dims, LayerState, Mixed
 from rltransformers.mixers.kernel import HeadsMixer
@@ -96,7 +97,7 @@ class GatedProducts(HeadsMixer):
         v: Float[Tensor, "B G T V"],
     ) -> Writes:
         """What the projections of the tokens say."""
-        gates, q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (gates, q, k, v))
+        gates, q, k, v = (wide(x) for x in (gates, q, k, v))
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         b, g, p1, p3, p2 = gates.split(self.gate_widths, -1)
         b, g, p1, p3 = (x.unflatten(-1, (self.dims.kv_heads, -1)) for x in (b, g, p1, p3))

@@ -6,7 +6,6 @@ Axes: B batch, T tokens, D width, H heads, G key-value heads, Dh width of a head
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.channels import channel_sums
+from rltransformers.functional.modules import wide
 from rltransformers.functional.stages import GatedOutput, OutputGate
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
@@ -60,7 +60,7 @@ class GatedLinearAttention(StateMixer):
         dims = self.dims
         q, k, v = dims.by_head(self.project(h))
         rates = self.rates(h)
-        log_decay = F.logsigmoid(rates.to(torch.promote_types(rates.dtype, torch.float32))) / self.temperature
+        log_decay = F.logsigmoid(wide(rates)) / self.temperature
         call.tell("kept", lambda: log_decay.exp())
         log_decay = log_decay.unflatten(-1, (dims.kv_heads, -1)).transpose(1, 2)
         k, v, log_decay = (rows.repeat_interleave(dims.share, 1) for rows in (k, v, log_decay))

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Tokens
 from rltransformers.functional.channels import channel_delta_sums
+from rltransformers.functional.modules import wide
 from rltransformers.functional.stages import GatedOutput, bias_of_steps
 from rltransformers.mixers.delta_rule import DeltaOptions, DeltaRule
 from rltransformers.mixers.interface import Dims
@@ -43,7 +44,7 @@ class KimiDeltaAttention(DeltaRule):
     def log_decay(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T K"]:
         """``-exp(log_scale) softplus(W_2 W_1 h + step_bias)``; float32 at least."""
         steps = self.decay(h)
-        steps = F.softplus(steps.to(torch.promote_types(steps.dtype, torch.float32)) + self.step_bias)
+        steps = F.softplus(wide(steps) + self.step_bias)
         return -self.log_scale.exp()[:, None, None] * steps.unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
 
     @staticmethod

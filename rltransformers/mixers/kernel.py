@@ -10,13 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.functional.call import Call, Tokens, chosen
+from rltransformers.functional.modules import wide_type
 from rltransformers.functional.recurrences import kernel_attention
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
 
 def exact_product(x: Float[Tensor, "*n Dh"], rows: Float[Tensor, "*g m Dh"]) -> Float[Tensor, "*n m"]:
     """``x @ rows^T`` in float32 at least, also under autocast."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype = wide_type(x)
     with torch.autocast(x.device.type, enabled=False):
         return x.to(dtype) @ rows.to(dtype).transpose(-1, -2)
 

@@ -17,6 +17,7 @@ from rltransformers.core.spec import Traits
 from rltransformers.functional.blocks import episode_blocks
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.keys import Past, in_order
+from rltransformers.functional.modules import wide
 from rltransformers.functional.windows import take_rows
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, RowMixer
 
@@ -28,7 +29,7 @@ def pseudo_inverse(matrix: Float[Tensor, "*n L L"], iterations: int) -> Float[Te
     not of the batch as in the published code, which lets batch rows change each other. 6 iterations, as published,
     are not converged for every matrix; ``iterations=0`` is exact (torch.linalg.pinv).
     """
-    matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    matrix = wide(matrix)
     if iterations == 0:
         return torch.linalg.pinv(matrix)
     size = matrix.abs().sum(-2).amax(-1) * matrix.abs().sum(-1).amax(-1)

@@ -1,10 +1,10 @@
 """Linear attention: a sum of key-value products takes the place of the memory."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
+from rltransformers.functional.modules import wide
 from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.kernel import KernelAttention
 
@@ -13,7 +13,7 @@ EPS = 1e-6
 
 def positive(x: Tensor) -> Tensor:
     """``elu(x) + 1``, the feature map of arXiv 2006.16236, equation 7; float32 at least."""
-    return F.elu(x.to(torch.promote_types(x.dtype, torch.float32))) + 1
+    return F.elu(wide(x)) + 1
 
 
 class LinearAttention(KernelAttention):

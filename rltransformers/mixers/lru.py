@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.modules import wide
 from rltransformers.functional.scan import complex_scan
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_order
 
@@ -70,7 +71,7 @@ class LinearRecurrentUnit(StateMixer):
 
     def decays(self) -> Float[Tensor, "2 N"]:
         """Real and imaginary parts of lambda, in float32 at least."""
-        nu, theta = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (self.nu, self.theta))
+        nu, theta = (wide(x) for x in (self.nu, self.theta))
         radius, phase = (-nu.exp()).exp(), theta.exp()
         return torch.stack([radius * phase.cos(), radius * phase.sin()])
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
+from rltransformers.functional.modules import wide
 from rltransformers.functional.prefixes import prefix_attention
 from rltransformers.mixers.interface import Dims, LayerState
 from rltransformers.mixers.kernel import HeadsMixer
@@ -21,7 +22,7 @@ from rltransformers.mixers.kernel import HeadsMixer
 
 def packing_weights(logits: Float[Tensor, "*n l"], activation: str) -> Float[Tensor, "*n l"]:
     """omega: ``log_2(1 + 2^x)`` as in the authors' code, or ``elu(x) + 1``; 1 for 0 in both. Float32 at least."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = wide(logits)
     return F.elu(logits) + 1 if activation == "elu" else F.softplus(logits * math.log(2)) / math.log(2)
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
-from rltransformers.functional.modules import normalize_rms
+from rltransformers.functional.modules import normalize_rms, wide
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.functional.stages import ShortConvolution, bias_of_steps
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_heads, check_order
@@ -78,7 +78,7 @@ class Mamba2(StateMixer):
         x, key, query = mixed.split([self.inner, self.state, self.state], -1)
         x = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         key, query = (rows[:, None].expand(-1, self.heads, -1, -1) for rows in (key, query))
-        delta = F.softplus(step.to(torch.promote_types(step.dtype, torch.float32)) + self.step_bias).transpose(1, 2)
+        delta = F.softplus(wide(step) + self.step_bias).transpose(1, 2)
         log_decay = -self.log_rate.exp()[:, None] * delta
         call.tell("kept", lambda: log_decay.exp().transpose(1, 2))
         value = x * delta[..., None]

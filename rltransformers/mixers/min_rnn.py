@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.modules import wide
 from rltransformers.functional.scan import scan
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
@@ -72,7 +73,7 @@ class MinGRU(StateMixer):
     def forward(self, h: Float[Tensor, "B T D"], state: LayerState, call: Call) -> Mixed:
         """Tells the mean share of the candidates as "update"."""
         projected = self.project(h)
-        projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
+        projected = wide(projected)
         gates, candidate = projected.split([self.gates * self.size, self.size], -1)
         logits = self.update_logits(gates)
         update, keep = logits.sigmoid(), (-logits).sigmoid()

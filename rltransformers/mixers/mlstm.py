@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional.call import Call, chosen
-from rltransformers.functional.modules import evenly
+from rltransformers.functional.modules import evenly, wide
 from rltransformers.functional.recurrences import exponential_attention
 from rltransformers.functional.stages import ShortConvolution
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
@@ -95,7 +95,7 @@ class MatrixLSTM(StateMixer):
         near, taps = self.conv(x, state["taps"], call.tokens)
         q, k, v = self.query(near), self.key(near), self.value(x)
         gates = self.gates(torch.cat([q, k, v], -1))
-        log_input, forget = gates.to(torch.promote_types(gates.dtype, torch.float32)).transpose(1, 2).chunk(2, 1)
+        log_input, forget = wide(gates).transpose(1, 2).chunk(2, 1)
         call.tell("kept", lambda: forget.sigmoid().transpose(1, 2))
         q, k, v = (rows.unflatten(-1, (self.heads, -1)).transpose(1, 2) for rows in (q, k, v))
         k = k * self.head_dim**-0.5

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.modules import frequencies, turn
+from rltransformers.functional.modules import frequencies, turn, wide_type
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.functional.stages import GatedOutput
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
@@ -76,7 +76,7 @@ class Retention(StateMixer):
 
     def log_decay(self, like: Tensor) -> Float[Tensor, " H"]:
         """Logarithms of the decays of all heads; float32 at least."""
-        dtype = torch.promote_types(like.dtype, torch.float32)
+        dtype = wide_type(like)
         if self.logit is not None:
             return F.logsigmoid(self.logit.to(dtype))
         head = torch.arange(self.dims.heads, device=like.device, dtype=dtype)

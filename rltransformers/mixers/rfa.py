@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.draws import DrawSeed, fill, layer_generator, seeded_normal
+from rltransformers.functional.modules import wide, wide_type
 from rltransformers.mixers.interface import Dims, LayerState
 from rltransformers.mixers.kernel import KernelAttention
 
@@ -26,7 +27,7 @@ def fourier_features(
     x: Float[Tensor, "B G T Dh"], directions: Float[Tensor, "G r Dh"]
 ) -> Float[Tensor, "B G T features"]:
     """``[sin w.u, cos w.u] / sqrt(r)`` with ``u = x / |x|``, in float32 at least (arXiv 2103.02143, theorem 1)."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype = wide_type(x)
     with torch.autocast(x.device.type, enabled=False):
         unit = F.normalize(x.to(dtype), dim=-1, eps=SMALLEST_LENGTH)
         angle = unit @ directions.to(dtype).transpose(-1, -2)
@@ -89,7 +90,7 @@ class RandomFeatureAttention(KernelAttention):
         if self.gate is None:
             return super().read(h, q, k, v, state, call)
         logit = self.gate(h).transpose(1, 2)
-        logit = logit.to(torch.promote_types(logit.dtype, torch.float32))
+        logit = wide(logit)
         call.tell("kept", lambda: logit.sigmoid().transpose(1, 2))
         key = self.of_keys(k) * (-logit).sigmoid()[..., None]
         return self.attend(self.of_queries(q), key, v, state, call.tokens, -F.softplus(-logit))

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.modules import wide_type
 from rltransformers.functional.scan import scan
 from rltransformers.functional.stages import ShortConvolution
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_order
@@ -71,7 +72,7 @@ class RealGatedLRU(StateMixer):
         """Tells the mean of what is kept per token as "kept"."""
         branch, x = self.project(h).chunk(2, -1)
         x, taps = self.conv(x, state["taps"], call.tokens)
-        recurrence, entry = self.gates(x).to(torch.promote_types(x.dtype, torch.float32)).sigmoid().chunk(2, -1)
+        recurrence, entry = self.gates(x).to(wide_type(x)).sigmoid().chunk(2, -1)
         log_keep = -SHARPNESS * F.softplus(self.rate.to(recurrence.dtype)) * recurrence
         call.tell("kept", lambda: log_keep.exp())
         scale = (-torch.expm1(2 * log_keep)).clamp(min=LEAST).sqrt()

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.channels import rank_one_sums
-from rltransformers.functional.modules import evenly, unit_length
+from rltransformers.functional.modules import evenly, unit_length, wide
 from rltransformers.functional.taps import newest_rows, with_past
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 
@@ -85,7 +85,7 @@ class RWKV7(StateMixer):
         query, key, value = self.query(inputs["query"]), self.key(inputs["key"]), self.value(inputs["value"])
         rate = self.rate(inputs["rate"]).sigmoid()
         logits = self.decay(inputs["decay"])
-        log_decay = FASTEST * logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
+        log_decay = FASTEST * wide(logits).sigmoid()
         direction = unit_length(self.by_head(key * self.removal), 1e-12)
         key = key * (1 + (rate - 1) * self.rate_share)
         q, k, v, a, g = (self.by_head(x) for x in (query, key, value, rate, log_decay))

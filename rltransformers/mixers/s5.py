@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.modules import wide_type
 from rltransformers.functional.scan import complex_products, complex_scan
 from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer, check_order
 
@@ -88,7 +89,7 @@ class S5(StateMixer):
 
     def discrete(self) -> tuple[Float[Tensor, "2 N"], Float[Tensor, "2 N"]]:
         """Lambda of a step, and ``(lambda - 1) / Lambda``, by zero-order hold; float32 at least."""
-        dtype = torch.promote_types(self.rate.dtype, torch.float32)
+        dtype = wide_type(self.rate)
         rate, turn, delta = self.rate.to(dtype).exp(), self.turn.to(dtype), self.delta.to(dtype).exp()
         phase = turn * delta
         radius, less = (-rate * delta).exp(), torch.expm1(-rate * delta)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.draws import PRIME, mix
+from rltransformers.functional.modules import wide, wide_type
 from rltransformers.functional.scan import scan
 from rltransformers.mixers.interface import Dims, LayerState
 from rltransformers.mixers.kernel import HeadsMixer
@@ -28,7 +29,7 @@ def scatter(p: Int[Tensor, "B T"], layer: int, count: int) -> Int[Tensor, "B T"]
 
 def shares(x: Float[Tensor, "*n K"]) -> Float[Tensor, "*n K"]:
     """Positive parts, divided by their sum; float32 at least."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32)).relu()
+    x = wide(x).relu()
     return x / (x.sum(-1, keepdim=True) + EPS)
 
 
@@ -72,7 +73,7 @@ class StableHadamardMemory(HeadsMixer):
         theta = self.theta[scatter(p, self.dims.layer, len(self.theta))].unflatten(-1, (heads, 1, -1))
         with torch.autocast(h.device.type, enabled=False):  # errors of factors multiply over an episode
             of_token = self.calibrate(h.to(self.calibrate.weight.dtype)).unflatten(-1, (heads, -1, 1))
-        dtype = torch.promote_types(theta.dtype, torch.float32)
+        dtype = wide_type(theta)
         change = torch.tanh(theta.to(dtype) * of_token.to(dtype))
         return 1 + torch.where(change > 0, self.growth * change, change)
 

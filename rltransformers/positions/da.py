@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
+from rltransformers.functional.modules import wide_type
 from rltransformers.mixers.interface import Dims
 from rltransformers.positions.interface import Acts, Position
 
@@ -24,7 +25,7 @@ class DistanceAware(Position):
 
     def factors(self, distance: Tensor, like: Tensor) -> Tensor:
         """In float32 at least until the end; a sigmoid does not overflow where the exponentials would."""
-        high = torch.promote_types(like.dtype, torch.float32)
+        high = wide_type(like)
         slope, bound = self.slope.to(high), self.bound.to(high)
         far = distance[:, None].to(high) * slope
         return ((1 + bound.exp()) * torch.sigmoid(far - bound)).to(like.dtype)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.spec import NoOptions, Spec
+from rltransformers.functional.modules import wide
 from rltransformers.mixers.interface import Dims
 from rltransformers.positions.interface import Acts, Position, sinusoid
 
@@ -24,7 +25,7 @@ class LearnedBase(Position):
 
     def embed(self, x: Tensor, p: Tensor, timestep: Tensor) -> Tensor:
         """Input plus the encoding of p, in float32 at least: an angle is off by p times the error of a frequency."""
-        raw = self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))
+        raw = wide(self.raw)
         return x + sinusoid(p, x.shape[-1], x, F.softplus(raw).exp())
 
 

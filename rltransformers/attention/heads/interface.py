@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rltransformers.attention.roles import Combine
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Size
+from rltransformers.functional.modules import wide
 from rltransformers.mixers.interface import Dims
 
 
@@ -51,4 +52,4 @@ class Capsules(Combine):
         """Votes of all heads for all capsules; float32 at least."""
         outputs = heads.unflatten(-1, (self.heads, -1))
         votes = torch.einsum("bthv,hvd->bthd", outputs, self.weight).unflatten(-1, (self.capsules, -1))
-        return votes.to(torch.promote_types(votes.dtype, torch.float32))
+        return wide(votes)

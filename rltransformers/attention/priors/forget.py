@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from rltransformers.attention.roles import Part
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
+from rltransformers.functional.modules import wide
 from rltransformers.functional.windows import FEW_TOKENS
 from rltransformers.mixers.interface import Dims
 
@@ -79,7 +80,7 @@ class Forget(Part):
         weight, bias = self.gate.weight, self.gate.bias
         with torch.autocast(h.device.type, enabled=False):
             opened = F.linear(h.to(weight.dtype), weight, bias)
-            log_f = F.logsigmoid(opened.to(torch.promote_types(opened.dtype, torch.float32)))
+            log_f = F.logsigmoid(wide(opened))
         if "lost" not in state:  # a token that sees itself alone
             return lost_by_distance(log_f, log_f.new_zeros(len(h), self.heads, 0)), {}
         before, tokens = state["lost"], call.tokens

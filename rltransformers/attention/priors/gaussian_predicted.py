@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rltransformers.attention.roles import Part
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Tokens
+from rltransformers.functional.modules import wide
 from rltransformers.mixers.interface import Dims
 
 NARROWEST = 0.5
@@ -63,7 +64,7 @@ class PredictedGaussian(Part):
     def share(inner: Float[Tensor, "B H T K"], weight: Float[Tensor, "H K"]) -> Float[Tensor, "B H T"]:
         """Between 0 and 1."""
         product = (inner * weight[:, None]).sum(-1)
-        return product.to(torch.promote_types(product.dtype, torch.float32)).sigmoid()
+        return wide(product).sigmoid()
 
 
 SPEC = Spec(

@@ -16,6 +16,7 @@ from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads
 from rltransformers.core.spec import Feature, Spec, Traits
+from rltransformers.functional.modules import wide_type
 from rltransformers.mixers.interface import Dims
 
 
@@ -32,7 +33,7 @@ class HardGaussian(ValuesOnly):
 
     def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L H"]:
         """Logarithms of the densities; float32 at least."""
-        away = (distance[:, None] - self.places).to(torch.promote_types(like.dtype, torch.float32))
+        away = (distance[:, None] - self.places).to(wide_type(like))
         return -(away / self.deviation).square() / 2
 
 
