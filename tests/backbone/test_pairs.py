@@ -13,11 +13,11 @@ from torch import Tensor
 from rltransformers import laws
 from rltransformers.attention.softmax import SPEC as SOFTMAX
 from rltransformers.backbone import AXES, PLAIN, Backbone, BackboneConfig, Record, build, catalogue
-from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.errors import ConfigError
 from rltransformers.laws import Case, pairs, perturbed
 from rltransformers.laws.pairs import ALIKE, IDLE
 from rltransformers.laws.partners import MECHANISMS, SIZES
+from rltransformers.stacks.reversible import ReversibleLayer
 from tests.backbone.combinations import Name, settings, verdicts
 from tests.backbone.ways_out import mended, other_ways, refusal
 from tests.choice import ALL_CASES

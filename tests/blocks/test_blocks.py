@@ -19,13 +19,13 @@ from rltransformers.blocks.residual import (
     SigTanhGate,
     normalized,
 )
-from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.record import Record
 from rltransformers.core.spec import Choice
 from rltransformers.functional.modules import NORMS
 from rltransformers.functional.modules import dropout as apply_dropout
 from rltransformers.laws import perturbed
 from rltransformers.stacks.halting import Halting
+from rltransformers.stacks.reversible import ReversibleLayer
 from tests.attention.rows import config_of
 
 GATES: dict[str, type[Any]] = {
