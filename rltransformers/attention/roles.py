@@ -21,12 +21,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.query_key_norm import QueryKeyNorm
 from rltransformers.attention.reach import Columns, Pattern, Reach
 from rltransformers.core.spec import Spec
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import At, Past, Place, Ring, Rows
+from rltransformers.functional.modules import normalize_rms
 from rltransformers.mixers.interface import Dims
 from rltransformers.positions.interface import Position
 
@@ -268,6 +268,32 @@ def turn_rows(
     behind = windows.descending(q.shape[2], q.device)
     keys = [position.turn(group.k, circle(group.distance_back(behind, horizon + 1))) for group in groups]
     return position.turn(q, circle(behind)), [replace(group, k=k) for group, k in zip(groups, keys, strict=True)]
+
+
+class QueryKeyNorm(nn.Module):
+    """``x / sqrt(mean x^2 + eps) * gain`` of queries and keys, head by head; the heads share a gain.
+
+    Source: arXiv 2302.05442, there LayerNorm.
+    """
+
+    no_decay = ("query_gain", "key_gain")
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.query_gain, self.key_gain = nn.Parameter(torch.ones(head_dim)), nn.Parameter(torch.ones(head_dim))
+
+    def queries(self, rows: Float[Tensor, "B T Q"]) -> Float[Tensor, "B T Q"]:
+        """Normalized queries."""
+        return normalize_heads(rows, self.query_gain)
+
+    def keys(self, rows: Float[Tensor, "*n X"]) -> Float[Tensor, "*n X"]:
+        """Normalized keys: what a memory keeps."""
+        return normalize_heads(rows, self.key_gain)
+
+
+def normalize_heads(rows: Float[Tensor, "*n X"], gain: Float[Tensor, " K"]) -> Float[Tensor, "*n X"]:
+    """Rows whose heads are normalized."""
+    return normalize_rms(rows.unflatten(-1, (-1, len(gain))), gain).flatten(-2).to(rows.dtype)
 
 
 class Score(Part):

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
-from rltransformers.attention.query_key_norm import QueryKeyNorm
 from rltransformers.attention.reach import block_of
-from rltransformers.attention.roles import Part, Stage, View
+from rltransformers.attention.roles import Part, QueryKeyNorm, Stage, View
 from rltransformers.attention.store import Store
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Spec, Traits

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from rltransformers import laws
-from rltransformers.attention.query_key_norm import QueryKeyNorm
-from rltransformers.attention.roles import Heads, Score
+from rltransformers.attention.roles import Heads, QueryKeyNorm, Score
 from rltransformers.attention.scores.additive import Additive
 from rltransformers.attention.scores.hard_gaussian import HardGaussian
 from rltransformers.attention.scores.hopfield import Hopfield
