@@ -21,7 +21,7 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import suggesting
 from rltransformers.core.record import Probe, Record
 from rltransformers.core.spec import Feature
-from rltransformers.functional.call import EVERY, SILENT, Call, Context, Tokens, chosen, episode_positions
+from rltransformers.functional.call import EVERY, Call, Context, Tokens, chosen, episode_positions
 from rltransformers.functional.modules import NORMS, dropout
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.windows import descending, match_axes, padded_behind
@@ -233,8 +233,7 @@ class Backbone(nn.Module):
             )
         tokens = self.locate(x, state, reset, timestep, task=task)
         clock = state.tensors["clock"]
-        probe = SILENT if record is None else Probe(record)
-        call = Call(tokens, probe, wanted, clock[0], overwrites, tables or {}, context=context)
+        call = Call(tokens, Probe(record), wanted, clock[0], overwrites, tables or {}, context=context)
         y, after = self.run(x, self.layer_states(state, x), call)
         return y, state_of({"position": tokens.p[:, -1], "clock": clock + x.shape[1]}, after)
 
@@ -269,7 +268,7 @@ class Backbone(nn.Module):
             self.check_tasks(tokens.task)
         if record is not None:
             record.streams, record.exits, record.random_exits = [] if self.hands_out else None, None, None
-        call = Call(tokens, SILENT if record is None else Probe(record), wanted, context=context)
+        call = Call(tokens, Probe(record), wanted, context=context)
         x, after = self.run(x, self.layer_states(state, x), call)
 
         def placed(x: Tensor) -> Tensor:

@@ -116,9 +116,7 @@ class Layer(nn.Module):
             x, out, after = chosen(x, call.wanted), transformed.out, after | transformed.state
         else:
             out = self.transform(x)
-        return Mixed(
-            self.join_ff.combine(x, out, call.probe.at("ff") if call.probe.listens else call.probe), after, mixed.logits
-        )
+        return Mixed(self.join_ff.combine(x, out, call.probe.at("ff")), after, mixed.logits)
 
     def mix(self, x: Tensor, state: LayerState, call: Call, below: Tensor | None) -> Mixed:
         """The mixing submodule alone, not yet joined: the wanted tokens, the state, logits for the next layer."""
@@ -164,8 +162,7 @@ class Layer(nn.Module):
 
     def transform(self, x: Tensor) -> Tensor:
         """The position-wise submodule alone, not yet joined."""
-        if self.ff is None or self.join_ff is None:
-            return torch.zeros_like(x)
+        assert self.ff is not None and self.join_ff is not None
         h = self.join_ff.prepare(x)
         return self.dropped(self.ff(h) if self.ff_chunks == 1 else in_chunks(self.ff, h, self.ff_chunks))
 

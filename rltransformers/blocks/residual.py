@@ -123,12 +123,9 @@ class Residual(nn.Module):
 
     def prepare_frozen(self, x: Tensor) -> Tensor:
         """The same with gradient for x only; the norm learns nothing from it."""
-        norm = self.norm
-        if not self.reordered:
-            return x
-        if isinstance(norm, nn.RMSNorm):
-            return F.rms_norm(x, norm.normalized_shape, norm.weight.detach(), norm.eps)
-        return F.layer_norm(x, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
+        frozen = {name: value.detach() for name, value in self.norm.named_parameters()}
+        out: Tensor = torch.func.functional_call(self.norm, frozen, (x,)) if self.reordered else x
+        return out
 
     def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
         """Stream after the submodule."""

@@ -200,7 +200,7 @@ class Call:
     def at(self, layer: int, wanted: slice) -> "Call":
         """The same call in one application of a layer, which has to give the ``wanted`` tokens."""
         place = f"layer{layer}"
-        probe = self.probe.at(place) if self.probe.listens else SILENT
+        probe = self.probe.at(place)
         return Call(  # made anew rather than replaced, which takes three times as long
             self.tokens, probe, wanted, self.clock, self.overwrites, self.tables, place, self.made, self.context
         )

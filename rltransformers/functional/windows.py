@@ -64,10 +64,10 @@ def by_key(per_distance: Float[Tensor, "*n T L"], rows: int) -> Float[Tensor, "*
     if length > rows:
         per_distance, length = per_distance[..., -rows:], rows
     padded = F.pad(per_distance, (rows - length, time - 1))
-    width = rows + time - 1
-    flat = padded.flatten(-2)[..., time - 1 : time - 1 + time * (width - 1)] if time > 1 else padded.flatten(-2)
     if time == 1:
-        return flat[..., None, :rows]
+        return padded
+    width = rows + time - 1
+    flat = padded.flatten(-2)[..., time - 1 : time - 1 + time * (width - 1)]
     return flat.unflatten(-1, (time, width - 1))[..., :rows]
 
 
