@@ -339,7 +339,7 @@ class DecisionTransformer(OnlineLearner):
             group["lr"] = settings.learning_rate * factor
         self._optimizer.step()
         policy.backbone.constrain_()
-        for sums in policy.backbone.seen():
+        for sums in policy.backbone.statistics():
             sharing.sum_in_place([sums])
         policy.backbone.maintain()
         policy.eval()

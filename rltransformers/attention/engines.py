@@ -206,7 +206,7 @@ def vectors(weights: Float[Tensor, "B H T N"], table: Float[Tensor, "b h T N V"]
     return torch.einsum("bhtn,tnv->bhtv", weights, table[0, 0])
 
 
-def by_distance(
+def rows_by_distance(
     values: Float[Tensor, "B H T S"], visible: Bool[Tensor, "b h t S"], window: Heads, length: int
 ) -> Float[Tensor, "B T H L"]:
     """Values of the window's rows, the last columns, at distances 0 .. length - 1; 0 where no row is visible."""

@@ -235,7 +235,7 @@ class Attention(RowMixer):
             for objective in self.plan.objectives:
                 objective.report(objective.of_weights(weights, view.columns, call.tokens), call)
         if self.plan.hands is HandUp.DISTANCES:
-            handed = engines.by_distance(handed, view.columns.visible, groups[-1], self.horizon + 1)
+            handed = engines.rows_by_distance(handed, view.columns.visible, groups[-1], self.horizon + 1)
         return out, None if self.plan.hands is HandUp.NOTHING else handed
 
     def split(self, rows: Float[Tensor, "B *T N E"], shares: bool = False) -> tuple[Tensor, Tensor]:

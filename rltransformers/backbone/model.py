@@ -425,7 +425,7 @@ class Backbone(nn.Module):
         for mixer in self.mixers():
             mixer.maintain()
 
-    def seen(self) -> list[Tensor]:
+    def statistics(self) -> list[Tensor]:
         """Statistics for ``maintain``: sums over the tokens since its last call, which several processes add up."""
         return [value for module in self.modules() if isinstance(module, OnlineMeans) for value in module.statistics()]
 

@@ -148,7 +148,7 @@ def check_refusals(config: BackboneConfig) -> None:
     of_settings = setting_features(config)
     for layer in config.choices.kinds:
         together = (*layer, *common)
-        offering = {feature: each for each in together for feature in each.spec.offers}
+        owners = {feature: each for each in together for feature in each.spec.offers}
         for choice in together:
             for refusal in choice.spec.refuses:
                 feature = refusal.feature
@@ -156,8 +156,8 @@ def check_refusals(config: BackboneConfig) -> None:
                     origin = Origin("pattern is a list", without(layer.patterns[0]))
                 elif feature in of_settings:
                     origin = of_settings[feature]
-                elif feature in offering:
-                    origin = Origin(title(offering[feature]), without(offering[feature]))
+                elif feature in owners:
+                    origin = Origin(title(owners[feature]), without(owners[feature]))
                 else:
                     continue
                 raise ConfigError(

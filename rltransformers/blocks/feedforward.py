@@ -45,7 +45,7 @@ class GatedLinearUnit(nn.Module):
         return self.out(self.act(gate) * value)
 
 
-def in_chunks(transform: Callable[[Tensor], Tensor], x: Float[Tensor, "B T D"], chunks: int) -> Float[Tensor, "B T D"]:
+def in_slices(transform: Callable[[Tensor], Tensor], x: Float[Tensor, "B T D"], chunks: int) -> Float[Tensor, "B T D"]:
     """``transform(x)``, in at most ``chunks`` slices of the tokens, one after the other.
 
     Its hidden units exist for one slice at a time. So that this holds in training as well, the backward pass computes

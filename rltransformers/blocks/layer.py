@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rltransformers.attention.cross import CrossAttention, looked_up
 from rltransformers.attention.layer import Attention
-from rltransformers.blocks.feedforward import in_chunks
+from rltransformers.blocks.feedforward import in_slices
 from rltransformers.blocks.residual import Residual
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
@@ -164,7 +164,7 @@ class Layer(nn.Module):
         """The position-wise submodule alone, not yet joined."""
         assert self.ff is not None and self.join_ff is not None
         h = self.join_ff.prepare(x)
-        return self.dropped(self.ff(h) if self.ff_chunks == 1 else in_chunks(self.ff, h, self.ff_chunks))
+        return self.dropped(self.ff(h) if self.ff_chunks == 1 else in_slices(self.ff, h, self.ff_chunks))
 
     def transform_over_time(self, x: Tensor, state: LayerState, call: Call) -> Mixed:
         """The same of a submodule that reads earlier tokens: the wanted ones, and what it keeps."""

@@ -18,12 +18,12 @@ from rltransformers.mixers.interface import Dims, LayerState, Mixed, StateMixer
 NEARLY_ZERO = 1e-3
 
 
-def by_distance(weight: Float[Tensor, " n"], tokens: Tokens) -> Float[Tensor, "B T n"]:
+def weights_of_taps(weight: Float[Tensor, " n"], tokens: Tokens) -> Float[Tensor, "B T n"]:
     """``weight[d]`` for the token d back, 0 before the episode."""
     return weight * inside(len(weight), tokens)
 
 
-def by_place(weight: Float[Tensor, "n n"], tokens: Tokens) -> Float[Tensor, "B T n"]:
+def weights_of_places(weight: Float[Tensor, "n n"], tokens: Tokens) -> Float[Tensor, "B T n"]:
     """``weight[p_t mod n, p_s mod n]`` for the token d = t - s back, 0 before the block of n tokens that p_t is in."""
     place = tokens.p % len(weight)
     return inside_block(weight[place], place, torch.arange(len(weight), device=weight.device))
@@ -69,7 +69,7 @@ class SpatialGating(StateMixer):
         tokens = call.tokens
         value, read = F.gelu(self.project(h)).chunk(2, -1)
         rows = with_past(state["taps"], self.norm(read))
-        weights = by_place(self.weight, tokens) if self.absolute else by_distance(self.weight, tokens)
+        weights = (weights_of_places if self.absolute else weights_of_taps)(self.weight, tokens)
         bias = self.bias[tokens.p % self.tokens][..., None] if self.absolute else self.bias
         gate = many_taps(rows, weights) + bias
         call.tell("gate", lambda: gate)

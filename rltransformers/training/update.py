@@ -148,7 +148,7 @@ def descend(
 def maintain(policy: MemoryPolicy, sharing: Sharing) -> None:
     """Let mixers learn from the inputs of an update, on all processes."""
     for part in policy.backbones():
-        for sums in part.backbone.seen():
+        for sums in part.backbone.statistics():
             sharing.sum_in_place([sums])
         part.backbone.maintain()
 

@@ -137,7 +137,7 @@ def test_only_online_means_are_statistics_that_processes_add_up() -> None:
     backbone = Backbone({**PLAIN, "width": 12, "heads": 2, "selection": {"name": "routing", "clusters": 3}})
     backbone.layers.append(Mine())
     means = [module for module in backbone.modules() if isinstance(module, OnlineMeans)]
-    found = [value.data_ptr() for value in backbone.seen()]
+    found = [value.data_ptr() for value in backbone.statistics()]
     assert found == [value.data_ptr() for module in means for value in (module.sums, module.counts)]
     assert len(means) == backbone.config.layers
 

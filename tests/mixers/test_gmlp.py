@@ -6,7 +6,7 @@ from rltransformers.backbone import Backbone
 from rltransformers.functional.call import Tokens
 from rltransformers.functional.taps import many_taps
 from rltransformers.laws import perturbed
-from rltransformers.mixers.gmlp import by_place
+from rltransformers.mixers.gmlp import weights_of_places
 from tests.attention.rows import config_of
 
 
@@ -37,7 +37,7 @@ def test_weights_of_places_in_blocks_of_three_tokens_by_hand() -> None:
     tokens = Tokens(p, p, p < 0, torch.tensor([-1]))
     weight = torch.tensor([[1.0, 0, 0], [2, 3, 0], [4, 5, 6]])
     expected = [[1, 0, 0], [3, 2, 0], [6, 5, 4], [1, 0, 0], [3, 2, 0]]
-    assert by_place(weight, tokens)[0].tolist() == expected
+    assert weights_of_places(weight, tokens)[0].tolist() == expected
 
 
 def test_long_calls_equal_single_tokens() -> None:

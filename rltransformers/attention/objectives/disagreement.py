@@ -29,7 +29,7 @@ def overlap(weights: Float[Tensor, "B H T S"]) -> Float[Tensor, "B T"]:
     return weights.sum(1).square().sum(-1) / weights.shape[1] ** 2
 
 
-def by_distance(weights: Float[Tensor, "B H T S"], columns: Columns) -> Float[Tensor, "B H T L"]:
+def summed_by_distance(weights: Float[Tensor, "B H T S"], columns: Columns) -> Float[Tensor, "B H T L"]:
     """Weights by listed distance, where a column is another key for every head; by column elsewhere."""
     if all(index is None or index.dim() < 4 or index.shape[1] == 1 for index in columns.index):
         return weights
@@ -61,7 +61,7 @@ class Disagreement(Objective):
         return agreement(outputs) if self.on == "output" else None
 
     def of_weights(self, weights: Float[Tensor, "B H T S"], columns: Columns, tokens: Tokens) -> Tensor | None:
-        return overlap(by_distance(weights, columns)) if self.on == "position" else None
+        return overlap(summed_by_distance(weights, columns)) if self.on == "position" else None
 
 
 SPEC = Spec(
