@@ -16,6 +16,7 @@ from rltransformers.attention.informer import MAX_SAMPLES, NO_DEFAULTS, sparsity
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.functional.draws import DrawSeed, layer_key, mix
+from rltransformers.functional.modules import wide_type
 from rltransformers.policies.set_encoders.interface import (
     Attention,
     EncoderOptions,
@@ -52,7 +53,7 @@ def most_active(
     """The queries whose largest product lies farthest above the mean (equation 4), float32 at least."""
     index = sampled.flatten(1)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[-1])
     keys = k.gather(2, index).unflatten(2, sampled.shape[1:])
-    measure = sparsity(q, keys, torch.promote_types(q.dtype, torch.float32))
+    measure = sparsity(q, keys, wide_type(q))
     return measure.masked_fill(~exists[:, None], -1.0).topk(active, -1).indices  # measures are not below 0
 
 
