@@ -4,7 +4,6 @@ Every environment of a run and every episode of an evaluation has a branch of th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,47 +13,28 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from rltransformers.core.errors import ConfigError
 
-STREAMS = ("model", "environment", "data", "action")
-BRANCHES = (*STREAMS, "evaluation")
+BRANCHES = ("model", "environment", "data", "action", "evaluation")
 
 
-@dataclass(frozen=True)
-class Stream:
-    """The random sources of one part of a run; ``seed`` is for interfaces that take a plain integer (below 2**31)."""
+def branch(seed: int | None, name: str, *numbers: int) -> np.random.SeedSequence:
+    """The branch of a run's seed that is called ``name`` (one of ``BRANCHES``), or a numbered branch of that one.
 
-    seed: int
-    numpy: np.random.Generator
-    torch: torch.Generator
-
-
-@dataclass(frozen=True)
-class Generators:
-    """Independent streams for weights and dropout, environments, batches, and sampled actions."""
-
-    model: Stream
-    environment: Stream
-    data: Stream
-    action: Stream
-
-
-def generators(seed: int | None, device: torch.device | str = "cpu") -> Generators:
-    """Four streams spawned from one seed (``numpy.random.SeedSequence``); ``None`` draws the seed from the system.
-
-    Torch generators live on ``device``. The same seed gives the same streams on the same device type.
+    A seed of None is drawn from the system.
     """
     if seed is not None and seed < 0:
         raise ConfigError(f"seed must be 0 or larger, got {seed}; or None for a random one")
-    streams = {}
-    for name, child in zip(STREAMS, np.random.SeedSequence(seed).spawn(len(STREAMS)), strict=True):
-        torch_seed, integer = (int(word) for word in child.generate_state(2, np.uint64))
-        torch_generator = torch.Generator(device).manual_seed(torch_seed % 2**63)
-        streams[name] = Stream(integer % 2**31, np.random.default_rng(child), torch_generator)
-    return Generators(**streams)
-
-
-def branch(seed: int, name: str, *numbers: int) -> np.random.SeedSequence:
-    """The branch of a run's seed that is called ``name`` (one of ``BRANCHES``), or a numbered branch of that one."""
     return np.random.SeedSequence(seed, spawn_key=(BRANCHES.index(name), *numbers))
+
+
+def numpy_stream(seed: int | None, name: str) -> np.random.Generator:
+    """Random numbers of the branch ``name`` of a seed."""
+    return np.random.default_rng(branch(seed, name))
+
+
+def torch_stream(seed: int | None, name: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator on ``device`` for the branch ``name`` of a seed; its numbers depend on the type of the device."""
+    drawn = int(branch(seed, name).generate_state(1, np.uint64)[0])
+    return torch.Generator(device).manual_seed(drawn % 2**63)
 
 
 def branch_seeds(seed: int, name: str, count: int, first: int = 0) -> list[int]:

@@ -19,7 +19,7 @@ from rltransformers.core.episodes import endless_episode, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.guard import guarding, warn_of_statistics
 from rltransformers.core.ranges import Episodes, Steps, WholeNumber, check, shown, suggesting
-from rltransformers.core.seeding import generators, seed_environments
+from rltransformers.core.seeding import numpy_stream, seed_environments
 from rltransformers.core.spaces import (
     Space,
     check_supported,
@@ -132,7 +132,8 @@ def record(
             longest = None
             if episodes is not None or longest_episode is not None:
                 longest = longest_allowed(longest_episode, environments.single_spec)
-            streams, spec = generators(seed), environments.single_spec
+            reset_seeds, action_noise = numpy_stream(seed, "environment"), numpy_stream(seed, "action")
+            spec = environments.single_spec
             env_id, env_spec = spec.id if spec else None, spec_json(environments)
             results: list[Trajectories] = []
             described: list[dict[str, Any]] = []
@@ -142,11 +143,9 @@ def record(
                 )
                 _check_fits(actor, environments)
                 recording = _Recording(environments, actor, view)
-                seeds = streams.environment.numpy.integers(2**31, size=environments.env.num_envs).tolist()
+                seeds = reset_seeds.integers(2**31, size=environments.env.num_envs).tolist()
                 done_before = sum(result.steps for result in results)
-                recording.run(
-                    steps and share, episodes and share, seeds, streams.action.numpy, longest, progress, done_before
-                )
+                recording.run(steps and share, episodes and share, seeds, action_noise, longest, progress, done_before)
                 result = recording.trajectories(name or env_id or "recording", env_id, env_spec)
                 facts = {"name": _label(actor), "weight": weight, "steps": result.steps, "episodes": len(result)}
                 successes = [each for each in recording.successes if each is not None]

@@ -13,7 +13,7 @@ from rltransformers.core.action_masks import ACTION_MASK, add_masks
 from rltransformers.core.described import spaces_line
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
-from rltransformers.core.seeding import branch
+from rltransformers.core.seeding import numpy_stream
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves, split_members
 from rltransformers.core.values import Bools, check_observations
 from rltransformers.policies.action_heads import draw_noise
@@ -47,7 +47,7 @@ class Actor:
         self.deterministic, self.name = check(deterministic, bool, "deterministic"), name
         self._policy = policy
         check(seed, Seed | None, "seed")
-        self._generator = np.random.default_rng(None if seed is None else branch(seed, "action"))
+        self._generator = numpy_stream(seed, "action")
         self._state_watch = StateWatch()
         self._state: Any = None
         self._start: Bools | None = None  # where the next observation begins an episode; None before the first reset

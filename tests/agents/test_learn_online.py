@@ -17,7 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from rltransformers.agents import DecisionTransformer
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
-from rltransformers.core.seeding import generators, step_seed
+from rltransformers.core.seeding import numpy_stream, step_seed
 from rltransformers.data import Trajectories
 from rltransformers.data import record as record_episodes
 from rltransformers.policies.decider import Decider
@@ -160,7 +160,7 @@ def test_noise_moves_the_one_action_of_a_box_and_is_remembered(data: Trajectorie
             state = replace(state, action=twin.policy.head.embed({"": taken}))
     assert (np.abs(episode.actions[""]) <= 2.0).all()
     seed = step_seed(model.seed, 0, "online")
-    generator = generators(seed).action.numpy
+    generator = numpy_stream(seed, "action")
     expected = []
     for _ in differences:
         generator.random((1, 0))

@@ -20,7 +20,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.seeding import generators
+from rltransformers.core.seeding import numpy_stream
 from rltransformers.data import ObservationView, load_trajectories, mixture, record, write_minari
 from rltransformers.envs import GymnasiumVecEnv, make_vec_env
 from tests.data.coded import code
@@ -217,7 +217,7 @@ def test_returns_equal_stepping_by_hand() -> None:
 
     data = record(gym.make("CartPole-v1"), scripted, 100, seed=5)
     env = gym.make("CartPole-v1")
-    observation, _ = env.reset(seed=int(generators(5).environment.numpy.integers(2**31)))
+    observation, _ = env.reset(seed=int(numpy_stream(5, "environment").integers(2**31)))
     clock = 0
     for index in range(len(data)):
         observations, ended = [observation], False

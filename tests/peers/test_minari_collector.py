@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rltransformers.core.seeding import generators
+from rltransformers.core.seeding import numpy_stream
 from rltransformers.data import ObservationView, load_trajectories, record, write_minari
 from tests.peers.small import VECTOR, Still
 
@@ -21,7 +21,7 @@ NESTED = spaces.Dict({"one": spaces.Box(1.0, 2.0, (2,)), "two": spaces.Dict({"a"
 
 def first_seed(seed: int) -> int:
     """What ``record`` resets its only environment with."""
-    return int(generators(seed).environment.numpy.integers(2**31))
+    return int(numpy_stream(seed, "environment").integers(2**31))
 
 
 @pytest.mark.parametrize("seed", [0, 42, 2**63 - 1])

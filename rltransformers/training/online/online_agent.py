@@ -23,7 +23,7 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import check_folder
 from rltransformers.core.guard import Guard, named_fault, raised_in_reset, reset_rows, warn_of_statistics
 from rltransformers.core.ranges import Count, Environments, Seed, constructor_annotations, strict
-from rltransformers.core.seeding import branch_seeds, generators, seed_environments
+from rltransformers.core.seeding import branch_seeds, seed_environments, torch_stream
 from rltransformers.core.values import episode_record, success_of, to_tensor
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.policies.memory_policy import MemoryPolicy
@@ -136,10 +136,9 @@ class OnlineAgent(StoredAgent):
 
     def _begin_streams(self, seed: int | None) -> None:
         """Generators of sampled actions, of ``predict`` and of minibatches."""
-        streams = generators(seed, self.device)
-        self._action_generator = streams.action.torch
-        self._predict_generator = streams.model.torch
-        self._batch_generator = generators(seed).data.torch
+        self._action_generator = torch_stream(seed, "action", self.device)
+        self._predict_generator = torch_stream(seed, "model", self.device)
+        self._batch_generator = torch_stream(seed, "data")
 
     def _make_policy(self, popart: float | None = None) -> None:
         """Random streams, and the network on its device, with a value head that follows the returns at ``popart``."""
