@@ -46,16 +46,14 @@ class ActionHead(nn.Module):
     """Linear layer from features to the outputs of every leaf of an action space; samples, and tokens from actions.
 
     Actions are dictionaries by leaf path ("" for a space that is one leaf) of tensors [..., leaf shape], as the
-    environment counts and scales them; with ``log_std`` those of a Box are in head units until ``execute``.
+    environment counts and scales them; those of a ``GaussianAction`` are in head units until ``execute``.
 
     Args:
         width: of the features, and of the tokens.
-        log_std: Box leaves are normal with this first logarithm of their standard deviation, in units where the bounds
-            are -1 and 1; None makes them deterministic: the tanh of an output, between the bounds.
         embeds: whether actions are turned into tokens.
         readout: what is added of recorded actions; None for nothing.
-        box: without ``log_std``, what Box leaves are.
-        units: without ``log_std``, of Box leaves by path; as for ``ContinuousAction``.
+        box: makes a Box leaf, by default a deterministic one: the tanh of an output, between the bounds.
+        units: of Box leaves by path; as for ``ContinuousAction``.
 
     Raises ConfigError for an action space with an unsupported leaf, or one that the readout cannot serve.
     """
@@ -67,7 +65,6 @@ class ActionHead(nn.Module):
         space: Space,
         width: int,
         *,
-        log_std: float | None = None,
         embeds: bool = True,
         readout: Choice | None = None,
         box: BoxLeaf = ContinuousAction,
@@ -78,7 +75,7 @@ class ActionHead(nn.Module):
         check_width(space, "action", width)
         self.spaces = leaf_spaces(space)
         token_width = width if embeds else None
-        parts = [_leaf(leaf, token_width, log_std, box, (units or {}).get(path)) for path, leaf in self.spaces.items()]
+        parts = [_leaf(leaf, token_width, box, (units or {}).get(path)) for path, leaf in self.spaces.items()]
         self.leaves = nn.ModuleList(parts)
         self.by_path: dict[str, ActionLeaf] = dict(zip(self.spaces, parts, strict=True))  # in the order of the space
         self.linear = nn.Linear(width, sum(leaf.outputs for leaf in parts))
@@ -252,9 +249,9 @@ class ActionHead(nn.Module):
         return torch.cat(logs).exp().mean() if logs else None
 
 
-def _leaf(space: Space, width: int | None, log_std: float | None, box: BoxLeaf, units: Units | None) -> ActionLeaf:
+def _leaf(space: Space, width: int | None, box: BoxLeaf, units: Units | None) -> ActionLeaf:
     if isinstance(space, spaces.Box):
-        return box(space, width, units) if log_std is None else GaussianAction(space, log_std)
+        return box(space, width, units)
     if isinstance(space, spaces.MultiBinary):
         return BinaryAction(space, width)
     assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)  # check_supported has refused the rest

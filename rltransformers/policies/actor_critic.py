@@ -20,6 +20,7 @@ from rltransformers.core.spaces import Space
 from rltransformers.data.rollout import Segment
 from rltransformers.functional.modules import add_optional
 from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.action_leaves import GaussianAction
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.memory_policy import NOTHING, MemoryPolicy
@@ -116,7 +117,11 @@ class GTrXLPolicy(MemoryPolicy):
         self.action_hidden, latent = hidden_layer(width, head_width)
         self.value_hidden, _ = hidden_layer(width, head_width)
         self.action_head = ActionHead(
-            action_space, latent, log_std=log_std_init, embeds=False, readout=read_readout(readout)
+            action_space,
+            latent,
+            embeds=False,
+            readout=read_readout(readout),
+            box=lambda leaf, *_: GaussianAction(leaf, log_std_init),
         )
         self.value_net: nn.Linear = nn.Linear(latent, 1)
         later = predicts_later(self.actor.backbone)

@@ -22,6 +22,7 @@ from rltransformers.core.ranges import check_fields
 from rltransformers.core.spaces import Space, leaf_spaces
 from rltransformers.functional.modules import scale_gradient
 from rltransformers.policies.action_leaves import (
+    BoxAction,
     ContinuousAction,
     NormalAction,
     Units,
@@ -35,7 +36,7 @@ from rltransformers.policies.action_leaves import (
 
 LOG_TWO = math.log(2.0)
 ActionHeadName = Literal["deterministic", "gaussian", "mixture", "flow"]
-BoxLeaf = Callable[[spaces.Box, int | None, Units | None], ContinuousAction]
+BoxLeaf = Callable[[spaces.Box, int | None, Units | None], BoxAction]
 """Makes the leaf of a Box from its space, the width of tokens, and units as for ``ContinuousAction``."""
 READ: Mapping[str, tuple[str, ...]] = {"mixture": ("components",), "flow": ("steps", "width")}
 """Options that a head reads, by its name."""

@@ -45,9 +45,13 @@ COUNTABLE = [name for name in SPACES if name not in ("box", "integers", "dict")]
 EXACT: dict[str, Any] = {"atol": 1e-12, "rtol": 0.0}
 
 
-def head_of(space: gym.Space[Any], log_std: float | None = -0.4) -> ActionHead:
+def gaussian_leaf(space: spaces.Box, *_: Any) -> GaussianAction:
+    return GaussianAction(space, -0.4)
+
+
+def head_of(space: gym.Space[Any]) -> ActionHead:
     torch.manual_seed(1)
-    head = ActionHead(space, 6, log_std=log_std, embeds=False).double()
+    head = ActionHead(space, 6, box=gaussian_leaf, embeds=False).double()
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.add_(torch.randn_like(parameter))
@@ -234,7 +238,7 @@ def test_a_box_that_is_narrow_for_its_distance_from_zero_is_refused(low: float, 
     space = spaces.Box(np.array([-1, low], dtype), np.array([1, high], dtype), dtype=dtype)
     way_out = "fewer than 1,024 numbers between .* and .*RescaleAction"
     makers: list[Callable[[], object]] = [
-        lambda: ActionHead(space, 8, log_std=0.0),
+        lambda: ActionHead(space, 8, box=gaussian_leaf),
         lambda: ActionHead(spaces.Dict({"arm": space}), 8),
         lambda: SoftHead(space, 8),
     ]
@@ -248,7 +252,7 @@ def test_a_box_that_is_narrow_for_its_distance_from_zero_is_refused(low: float, 
     [(1e6, 1e6 + 3, np.int64), (2**40, 2**40 + 2**35, np.int64), (1.0, 1.0, np.float32), (0.0, 1e-30, np.float64)],
 )
 def test_a_box_of_numbers_that_float32_tells_apart_acts_between_its_bounds(low: float, high: float, dtype: Any) -> None:
-    head = ActionHead(spaces.Box(np.array([low], dtype), np.array([high], dtype), dtype=dtype), 8, log_std=0.0)
+    head = ActionHead(spaces.Box(np.array([low], dtype), np.array([high], dtype), dtype=dtype), 8, box=gaussian_leaf)
     found = head.execute({"": torch.linspace(-1.0, 1.0, 7)[:, None]})[""].double()
     assert float(found[0]) == pytest.approx(low) and float(found[-1]) == pytest.approx(high)
     assert len(found.unique()) == (1 if low == high else 4 if high - low == 3 else 7)
@@ -357,7 +361,7 @@ class Operations(TorchDispatchMode):
 
 def test_a_decision_between_classes_takes_few_operations() -> None:
     """Twelve of arithmetic and twelve that only look at the same numbers in another shape; each costs microseconds."""
-    step = Acting(ActionHead(spaces.Discrete(4), 6, log_std=0.0, embeds=False))
+    step = Acting(ActionHead(spaces.Discrete(4), 6, embeds=False))
     features, noise = torch.randn(5, 6), step.head.draw(5, None)
     with Operations() as operations, torch.inference_mode():
         step(features, noise)

@@ -14,7 +14,7 @@ from torch import Tensor
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.policies.action_heads import ActionHead
-from rltransformers.policies.action_leaves import CategoricalAction
+from rltransformers.policies.action_leaves import CategoricalAction, ContinuousAction, GaussianAction
 from rltransformers.policies.readouts.catalogue import READOUTS, read_readout
 from rltransformers.policies.readouts.interface import Datastore
 from rltransformers.policies.readouts.spalm import GatedMemory
@@ -143,9 +143,9 @@ def test_nothing_stored_leaves_the_model_alone(name: str) -> None:
 
 # No published code was found to compare with (looked for SPALM and adaptive semiparametric language models).
 @pytest.mark.parametrize("gate", ["scalar", "vector"])
-@pytest.mark.parametrize("log_std", [None, 0.3])
-def test_the_gated_memory_is_what_the_formula_says(gate: str, log_std: float | None) -> None:
-    head = head_of(REAL, {"name": "spalm", "neighbors": 4, "gate": gate}, log_std=log_std)
+@pytest.mark.parametrize("box", [ContinuousAction, lambda space, *_: GaussianAction(space, 0.3)])
+def test_the_gated_memory_is_what_the_formula_says(gate: str, box: Any) -> None:
+    head = head_of(REAL, {"name": "spalm", "neighbors": 4, "gate": gate}, box=box)
     readout = head.readout
     assert isinstance(readout, GatedMemory) and readout.values is not None
     torch.nn.init.normal_(readout.gate.weight)
