@@ -179,7 +179,7 @@ class Decider:
         return 2 * row + self.cache(step) % 2 if self.streams == 2 else row
 
     def initial_state(self, batch_size: int) -> ActingState:
-        """A state before any step; the first call of ``act`` must say that every episode starts."""
+        """A state before any step; the first ``step`` must say that every episode starts."""
         weight, shapes = self.policy.head.linear.weight, self.state_shapes(batch_size)
         rows = batch_size * self.prefixes * self.streams
         return ActingState(
@@ -212,15 +212,8 @@ class Decider:
             **{name: (rows, *shape) for name, shape in memory.items()},
         }
 
-    def act(
-        self, observations: Mapping[str, Tensor], state: ActingState, **inputs: Any
-    ) -> tuple[dict[str, Tensor], ActingState]:
-        """``decision`` of these ``inputs`` without the sum of the outputs."""
-        actions, _, after = self.decision(observations, state, **inputs)
-        return actions, after
-
     @torch.inference_mode()
-    def decision(
+    def step(
         self,
         observations: Mapping[str, Tensor],
         state: ActingState,
@@ -253,7 +246,9 @@ class Decider:
         if policy.machine_code is not None and self.mode != "recompute":
             acted = policy.machine_code(self, observations, state, *inputs, tables, overwrites)
         if acted is None:
-            actions, outputs, after = self.decide(observations, state, *inputs, tables=tables, overwrites=overwrites)
+            actions, outputs, after = self.network_step(
+                observations, state, *inputs, tables=tables, overwrites=overwrites
+            )
             total = outputs.sum(-1)
         else:
             actions, total, after = acted
@@ -286,7 +281,7 @@ class Decider:
         longest = step + 1 if self.mode == "banded" else (step + 1).clamp(max=self.context_length)
         self.policy.backbone.check_places(longest * self.policy.tokens_per_step - 2, step)
 
-    def decide(
+    def network_step(
         self,
         observations: Mapping[str, Tensor],
         state: ActingState,
@@ -299,7 +294,7 @@ class Decider:
         greedy: Bool[Tensor, " B"] | None = None,
         overwrites: bool = False,
     ) -> tuple[dict[str, Tensor], Float[Tensor, "B A"], ActingState]:
-        """``act`` in fixed shapes and without a look at data, with head outputs that the actions were decoded from.
+        """``step`` in fixed shapes and without a look at data, with head outputs that the actions were decoded from.
 
         Rows that are ``greedy`` take the most probable action.
         """

@@ -103,7 +103,7 @@ class DecisionStep(nn.Module):
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         observations = leaves_of("observation", inputs)
-        actions, outputs, after = self.decider.decide(
+        actions, outputs, after = self.decider.network_step(
             observations,
             self.from_dict(state),
             start=inputs["start"],
@@ -235,7 +235,7 @@ class DecisionMachine(LeftBehind):
         tables: Tensors,
         overwrites: bool,
     ) -> tuple[Tensors, Tensor, ActingState] | None:
-        """``Decider.act``; None where there is no machine code."""
+        """``Decider.step``; None where there is no machine code."""
         if not start.is_cpu:
             return None
         masked = ACTION_MASK in observations

@@ -189,7 +189,7 @@ class DecisionSteps(Stepping):
         with torch.inference_mode():
             decider.check_places(state, inputs["start"])
             tables = policy.tables.current()
-            actions, outputs, state = decider.decide(observations, state, tables=tables, **inputs)
+            actions, outputs, state = decider.network_step(observations, state, tables=tables, **inputs)
             fields = policy.fields(observations, outputs, actions)
         acted = as_arrays(actions, leaf_spaces(self.action_space), outputs)
         return as_numbers(fields) | {"action": acted}, state
@@ -203,7 +203,7 @@ def target_returns(target: Any, rows: int, scale: float) -> NDArray[np.float64]:
 def decision_inputs(
     decider: Decider, leaves: Mapping[str, Any], start: Bools, reward: Any, target_return: Any, noise: Any
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Observations and the keywords of ``Decider.act`` as tensors; one copy to the device per leaf."""
+    """Observations and the keywords of ``Decider.step`` as tensors; one copy to the device per leaf."""
     device = decider.policy.head.linear.weight.device
     inputs = {
         "start": to_tensor(start, device),
@@ -225,9 +225,9 @@ def act_on_arrays(
     noise: Any,
     overwrites: bool = False,
 ) -> tuple[Leaves, ActingState]:
-    """``Decider.act`` on numpy arrays; one copy to the device per leaf, one back."""
+    """``Decider.step`` on numpy arrays; one copy to the device per leaf, one back."""
     observations, inputs = decision_inputs(decider, leaves, start, reward, target_return, noise)
-    actions, output, state = decider.decision(observations, state, **inputs, overwrites=overwrites)
+    actions, output, state = decider.step(observations, state, **inputs, overwrites=overwrites)
     return as_arrays(actions, leaf_spaces(action_space), output), state
 
 

@@ -649,7 +649,7 @@ def test_the_same_noise_gives_the_same_action_cached_recomputed_and_in_a_file(
         outputs, state = step({name: given[name] for name in inputs}, state)
         for index, each in enumerate(deciders):
             rest: dict[str, Any] = {name: given[name] for name in ("start", "reward", "target_return", "noise")}
-            actions, states[index] = each.act({"": given["observation"]}, states[index], **rest)
+            actions, _, states[index] = each.step({"": given["observation"]}, states[index], **rest)
             torch.testing.assert_close(actions[""], outputs["action"], atol=1e-5, rtol=0.0)
         found.append(outputs["action"])
     assert float(torch.cat(found).detach().std()) > 0.05  # noise counts

@@ -1050,14 +1050,14 @@ class Narrow(AnySpace):
 
 def looking_back(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """The last action that each decision of a model looks back on, one environment at a time: a token."""
-    decision, seen = Decider.decision, list[np.ndarray]()
+    unwatched, seen = Decider.step, list[np.ndarray]()
 
     def watching(decider: Decider, leaves: Any, state: Any, *, start: Any, **options: Any) -> Any:
         if not start[0]:
             seen.append(state.action[0].numpy().copy())
-        return decision(decider, leaves, state, start=start, **options)
+        return unwatched(decider, leaves, state, start=start, **options)
 
-    monkeypatch.setattr(Decider, "decision", watching)
+    monkeypatch.setattr(Decider, "step", watching)
     return seen
 
 

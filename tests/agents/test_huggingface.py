@@ -99,7 +99,7 @@ def ours(model: DecisionTransformer, dtype: torch.dtype, mode: Any = None, seed:
     model.policy.to(dtype)
     state = actor.initial_state(1)
     for step in range(STEPS):
-        actions, state = actor.act(
+        actions, _, state = actor.step(
             {"": torch.as_tensor(states[step : step + 1])},
             state,
             start=torch.tensor([step == 0]),

@@ -100,16 +100,16 @@ def test_episodes_are_asked_for_more_than_the_data_hold_and_sampled(
     """Recomputed: the state begins with the target, and every action is the one that the noise of the seed gives."""
     model = stochastic(data).learn(2)
     asked: list[np.ndarray] = []
-    decision = Decider.decision
+    unwatched = Decider.step
 
     def watching(decider: Decider, leaves: Any, state: Any, *, start: Any, noise: Any, **more: Any) -> Any:
         assert noise is not None and noise.shape == (len(start), 2)
-        found = decision(decider, leaves, state, start=start, noise=noise, **more)
+        found = unwatched(decider, leaves, state, start=start, noise=noise, **more)
         asked.append(found[2].return_to_go.numpy().copy())
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Decider, "decision", watching)
+        patch.setattr(Decider, "step", watching)
         model.learn_online(DRIFT, 1, updates_per_episode=1)
     best, worst = float(data.returns.max()), float(data.returns.min())
     assert model._replay is not None
@@ -147,7 +147,7 @@ def test_noise_moves_the_one_action_of_a_box_and_is_remembered(data: Trajectorie
     actor, state = twin.decider(), twin.decider().initial_state(1)
     differences = []
     for t in range(len(episode)):
-        actions, state = actor.act(
+        actions, _, state = actor.step(
             {"": torch.as_tensor(episode.observations[""][t : t + 1])},
             state,
             start=torch.tensor([t == 0]),

@@ -177,7 +177,7 @@ def test_stored_features_are_those_of_the_decisions() -> None:
     actor, state = model.decider(), None
     for t in range(14):
         state = actor.initial_state(1) if state is None else state
-        _, state = actor.act(
+        *_, state = actor.step(
             {"": torch.as_tensor(episode.observations[""][t : t + 1])},
             state,
             start=torch.tensor([t == 0]),

@@ -91,7 +91,7 @@ class Stream:
             noise = None if self.greedy[t] else self.noise[t]
             seen = {path: leaf[t] for path, leaf in self.observations.items()}
             inputs: dict[str, Any] = {"reward": self.rewards[t], "target_return": self.targets[t], "noise": noise}
-            taken, state = decider.act(seen, state, start=start, **inputs)
+            taken, _, state = decider.step(seen, state, start=start, **inputs)
             if alter:
                 taken = {path: value + alter if value.is_floating_point() else value for path, value in taken.items()}
                 state = replace(state, action=policy.head.embed(taken))
@@ -211,8 +211,8 @@ def test_a_state_is_cut_to_some_rows_with_its_plan_and_belongs_to_one_length_of_
         "noise": stream.noise[11],
     }
     seen, start = {"v": stream.observations["v"][11]}, torch.zeros(4, dtype=torch.bool)
-    whole, _ = decider.act(seen, state, start=start, **inputs)
-    part, _ = decider.act(
+    whole, *_ = decider.step(seen, state, start=start, **inputs)
+    part, *_ = decider.step(
         {"v": seen["v"][rows]}, few, start=start[:2], **{name: value[rows] for name, value in inputs.items()}
     )
     for path, value in part.items():
@@ -341,7 +341,7 @@ def test_windows_that_begin_with_a_decision_have_the_outputs_of_acting() -> None
         for t in range(steps):
             seen = {"v": stream.observations["v"][t]}
             inputs = stream.start[t], stream.rewards[t], stream.targets[t], stream.noise[t]
-            taken, outputs, state = decider.decide(seen, state, *inputs, tables=policy.tables.current())
+            taken, outputs, state = decider.network_step(seen, state, *inputs, tables=policy.tables.current())
             fields.append(policy.fields(seen, outputs, taken))
             actions.append(taken)
             asked.append(state.return_to_go)

@@ -203,7 +203,7 @@ class Stream:
         for observation, reward, target, start in zip(
             self.observations, self.rewards, self.targets, self.start, strict=True
         ):
-            action, state = actor.act({"": observation}, state, start=start, reward=reward, target_return=target)
+            action, _, state = actor.step({"": observation}, state, start=start, reward=reward, target_return=target)
             actions.append(action[""])
             states.append(state)
         return torch.stack(actions), states
@@ -315,7 +315,7 @@ def test_what_a_discount_leaves_over_grows_to_the_end_of_the_data_or_not_at_all(
     limits = torch.tensor([5.0, 7.0, -2.0, -4.0, -2.0, float("nan")], dtype=torch.float64)
     state, start = actor.initial_state(6), torch.ones(6, dtype=torch.bool)
     for step in range(40):
-        _, state = actor.act(
+        *_, state = actor.step(
             {"": torch.zeros(6, 3, dtype=torch.float64)}, state, start=start, reward=reward, target_return=asked
         )
         start = torch.zeros(6, dtype=torch.bool)
@@ -339,7 +339,7 @@ def test_a_discount_never_asks_for_infinity() -> None:
     state = actor.initial_state(1)
     none, start = torch.zeros(1, dtype=torch.float64), torch.tensor([True])
     for step in range(1100):  # 2^1100 is beyond float64
-        action, state = actor.act(
+        action, _, state = actor.step(
             {"": torch.zeros(1, 3, dtype=torch.float64)}, state, start=start, reward=none, target_return=none + 3.0
         )
         start = torch.tensor([False])
@@ -360,7 +360,7 @@ def test_rows_do_not_depend_on_the_rows_beside_them() -> None:
     for observation, reward, target, start in zip(
         stream.observations, stream.rewards, stream.targets, stream.start, strict=True
     ):
-        action, state = actor.act({"": observation}, state, start=start, reward=reward, target_return=target)
+        action, _, state = actor.step({"": observation}, state, start=start, reward=reward, target_return=target)
         alone.append(action[""])
     torch.testing.assert_close(torch.stack(alone), together[25:, [2, 0]], **EXACT)
 
@@ -373,7 +373,7 @@ def test_acting_never_changes_the_state_it_was_given() -> None:
     copies = {name: getattr(state, name).clone() for name in ("tokens", "action", "return_to_go", "step")}
     assert state.memory is not None
     memory = {name: tensor.clone() for name, tensor in state.memory.tensors.items()}
-    actor.act(
+    actor.step(
         {"": stream.observations[10]},
         state,
         start=stream.start[10],

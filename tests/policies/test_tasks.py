@@ -167,7 +167,7 @@ def test_a_decision_transformer_acts_on_the_task_as_it_was_trained(mode: Any) ->
     for t in range(steps):
         now = {path: leaf[:, t] for path, leaf in observations.items()}
         start = torch.full((rows,), t == 0)
-        action, after = actor.act(now, state, start=start, reward=zeros, target_return=zeros + 3)
+        action, _, after = actor.step(now, state, start=start, reward=zeros, target_return=zeros + 3)
         step = DecisionStep(actor).eval()
         if t == 2 and mode == "refresh":
             inputs, before = step.inputs(now, start, zeros, zeros + 3, None), step.to_dict(state)

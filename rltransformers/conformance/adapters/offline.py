@@ -64,7 +64,7 @@ class DecisionTransformerAgent:
         self, inputs: Float[Tensor, "B D"], first: Bool[Tensor, " B"], state: ActingState
     ) -> tuple[Float[Tensor, "B A"], ActingState]:
         asked = sequences.returns_to_go(inputs).double()
-        decided, after = self.model.decider().act(
+        decided, _, after = self.model.decider().step(
             {"": sequences.observations(inputs)},
             replace(state, return_to_go=asked),
             start=first,
