@@ -79,11 +79,6 @@ class TwinCritics(nn.Module):
         return (self(observations, actions) * probability).sum(-1)
 
 
-def with_scale(weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """Weights with those of critics behind ``prefix``, whose unit was 1 before files held it."""
-    return {f"{prefix}scale": torch.ones(()), **weights}
-
-
 def alternatives(
     head: ActionHead, outputs: Float[Tensor, "... O"]
 ) -> tuple[Float[Tensor, "... J A"], Float[Tensor, "... J"]]:

@@ -218,18 +218,6 @@ def test_the_unit_of_critics_is_that_of_the_values_behind_every_step(data: Traje
     assert float(other.policy.critics.scale) == float(closed.policy.critics.scale)
 
 
-def test_critics_of_files_without_a_unit_have_1(data: Trajectories, tmp_path: Path) -> None:
-    model = make(data, **OPTIONS["qcs"]).learn(2)
-    model.save(tmp_path / "model.zip")
-    saved = load_checkpoint(tmp_path / "model.zip")
-    settings, tensors = copy.deepcopy(dict(saved.settings)), copy.deepcopy(dict(saved.tensors))
-    del settings["summary"]["value_scale"], tensors["policy"]["critics.scale"], tensors["critic"]["slow"]["scale"]
-    save_checkpoint(tmp_path / "older.zip", saved.kind, settings, tensors)
-    older = DecisionTransformer.load(tmp_path / "older.zip", dataset=data)
-    assert older.policy.critics is not None and float(older.policy.critics.scale) == 1.0
-    assert float(older._critic.slow.scale) == 1.0  # type: ignore[union-attr]
-
-
 def plain_value(critics: Any, kind: str, observation: Tensor, output: Tensor) -> Tensor:
     """Of a policy under the more pessimistic critic: of its action, or summed over its three."""
     values = []
@@ -586,7 +574,7 @@ def test_impossible_settings_are_refused(data: Trajectories, settings: dict[str,
 @pytest.mark.parametrize(
     ("part", "value", "words"),
     [
-        ("slow", {}, "critic.slow lacks first"),
+        ("slow", {}, "critic.slow lacks scale"),
         ("average", 3, "critic.average must be a mapping"),
         ("optimizer", {"state": {}, "param_groups": [{"lr": -1.0}]}, "critic.optimizer.lr must be"),
     ],

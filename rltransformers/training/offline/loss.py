@@ -19,7 +19,6 @@ from rltransformers.core.world import Sharing
 from rltransformers.data import ContextBatch
 from rltransformers.functional.modules import approach
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
-from rltransformers.policies.critics import with_scale
 from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.deep_losses import Targets, shifted, tell_deep_losses
 from rltransformers.training.auxiliary import losses_of_all
@@ -128,7 +127,7 @@ class CriticLearner:
     def restore(self, stored: Any) -> None:
         """Take on the tensors of a checkpoint, or raise CheckpointError."""
         stored = check(stored, Mapping[str, Any], "critic")
-        restore_weights(self.slow, with_scale(stored["slow"]), "critic.slow")
+        restore_weights(self.slow, stored["slow"], "critic.slow")
         restore_weights(self.average, stored["average"], "critic.average")
         restore_optimizer(self.optimizer, stored["optimizer"], "critic.optimizer")
 

@@ -39,7 +39,6 @@ from rltransformers.core.spec import Choice
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.data import ContextSampler, Trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
-from rltransformers.policies.critics import with_scale
 from rltransformers.policies.decider import ActingMode, Decider
 from rltransformers.policies.decision_network import DecisionPolicy
 from rltransformers.policies.observations import StateWatch
@@ -478,8 +477,7 @@ class StoredDecisionTransformer:
 
     def _restore(self, tensors: Mapping[str, Any], noise: bool) -> None:
         """Take on weights and what training has come to; ``noise``: sampled actions go on as they would have."""
-        weights = tensors["policy"]
-        restore_weights(self.policy, weights if self.policy.critics is None else with_scale(weights, "critics."))
+        restore_weights(self.policy, tensors["policy"])
         restore_optimizer(self._optimizer, tensors["optimizer"])
         for name, part in self._learned_beside().items():
             part.restore(tensors[name])
