@@ -322,8 +322,6 @@ def _suggestion(value: Any, annotation: Any) -> str:
     """The closest name where a text is one of several names, mistyped; of a mapping the key that is no text."""
     if isinstance(value, Mapping) and (keys := [key for key in value if not isinstance(key, str)]):
         return f"; the key {keys[0]!r} is no text"
-    if annotation == Processes and value == "async":  # of earlier configs
-        return "; write true, which also steps every copy in a process"
     parts = get_args(annotation) if is_union(annotation) else (annotation,)
     names = [name for part in parts if get_origin(part) is Literal for name in get_args(part)]
     names += [each.value for part in parts if is_enumeration(part) for each in part]

@@ -23,7 +23,6 @@ from rltransformers.core.seeding import branch_seeds
 from rltransformers.envs import DropIndices, GymnasiumVecEnv, find_spec, make_env, make_vec_env, make_vector_env
 from rltransformers.envs.make import WrapperConfig
 from rltransformers.envs.pool import EnvPoolVector
-from rltransformers.training.runs.experiment import EnvironmentConfig
 from tests.envs import stand_in_pool
 
 
@@ -354,14 +353,6 @@ def test_what_cannot_be_built_is_refused_with_the_reason(arguments: dict[str, An
 def test_an_argument_of_another_type_is_refused_at_once(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be"):
         make_vec_env("CartPole-v1", **{name: value})
-
-
-def test_the_second_way_to_step_copies_in_processes_names_the_one_that_is_left() -> None:
-    earlier: Any = {"processes": "async"}
-    with pytest.raises(ConfigError, match=r"^processes must be true .*, got 'async'; write true, which also"):
-        make_vec_env("CartPole-v1", **earlier)
-    with pytest.raises(ConfigError, match=r"^environment.processes must .*, got 'async'; write true, which also"):
-        EnvironmentConfig("CartPole-v1", **earlier)
 
 
 def test_more_processes_than_open_files_are_refused_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
