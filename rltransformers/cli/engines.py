@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from rltransformers.core.device import cores
 from rltransformers.core.errors import ConfigError, one_line, require
 from rltransformers.core.files import replacing
 from rltransformers.core.signals import Stopped, signals_to
@@ -104,7 +105,7 @@ class LocalEngine(Engine):
 
     @property
     def slots(self) -> int:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return cores()
 
     def start(self, order: Order) -> LocalJob:
         return LocalJob(order)

@@ -1,4 +1,4 @@
-"""Where tensors live: one place that reads a device setting, and how much fits there."""
+"""Where tensors live: one place that reads a device setting, how much fits there, and the cores of the machine."""
 
 import os
 import warnings
@@ -35,6 +35,11 @@ def find_device(device: torch.device | str, name: str = "device") -> torch.devic
 def forked_rng(device: torch.device = CPU) -> AbstractContextManager[None]:
     """Within the block, what is drawn on the CPU and on ``device`` leaves torch's own random numbers as they were."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def cores() -> int:
+    """Cores of this machine that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_of(device: torch.device) -> int:

@@ -5,6 +5,7 @@ import os
 import torch
 
 from rltransformers.core.described import count
+from rltransformers.core.device import cores
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Threads, check, describe, fits
 
@@ -30,5 +31,4 @@ def use_threads(threads: int | None) -> str:
         threads = 1
         reason = f"--threads N for more, {VARIABLE} is respected"
     torch.set_num_threads(threads)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"torch: {count(threads, 'thread')} ({count(cores, 'core')}; {reason})"
+    return f"torch: {count(threads, 'thread')} ({count(cores(), 'core')}; {reason})"
