@@ -30,7 +30,7 @@ from rltransformers.core.spaces import (
     observation_leaves,
     stack_members,
 )
-from rltransformers.core.values import WAY_OUT, named
+from rltransformers.core.values import WAY_OUT, named, torch_type
 from rltransformers.envs.tensors.streams import random_shares, random_words
 from rltransformers.functional.windows import match_axes
 
@@ -369,6 +369,6 @@ def action_types(space: Space) -> dict[str, torch.dtype]:
     """Types of actions by leaf path as environments of tensors get them: int64 for classes, else those of the space."""
     counted = (spaces.Discrete, spaces.MultiDiscrete)
     return {
-        path: torch.int64 if isinstance(leaf, counted) else torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+        path: torch.int64 if isinstance(leaf, counted) else torch_type(leaf.dtype)
         for path, leaf in leaf_spaces(space).items()
     }

@@ -46,6 +46,11 @@ _NOT_NUMBERS = {
 }
 
 
+def torch_type(dtype: npt.DTypeLike | None) -> torch.dtype:
+    """The type of torch that is called like this one of numpy."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
 def numbers(values: Any) -> Array:
     """``values`` as an array of booleans, integers or floats; DataError for others says what they are instead."""
     if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rltransformers.core.spaces import Space, leaf_spaces, stored_dtype
-from rltransformers.core.values import Array
+from rltransformers.core.values import Array, torch_type
 from rltransformers.core.world import rows_of
 
 Leaves = dict[str, Tensor]
@@ -185,24 +185,19 @@ Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 def observation_layout(leaves: Mapping[str, Space]) -> Layout:
     """Of one stored observation, of its leaves by path: ``stored_dtype``, images and flags as bytes."""
-    return {path: (tuple(leaf.shape or ()), _torch_type(leaf)) for path, leaf in leaves.items()}
+    return {path: (tuple(leaf.shape or ()), torch_type(stored_dtype(leaf))) for path, leaf in leaves.items()}
 
 
 def action_layout(space: Space) -> Layout:
     """Of one sampled action: ``stored_dtype``, but float32 for any Box, whose samples are in units of the head."""
-    return {
-        path: (tuple(leaf.shape or ()), torch.float32 if isinstance(leaf, spaces.Box) else _torch_type(leaf))
-        for path, leaf in leaf_spaces(space).items()
-    }
+    leaves = leaf_spaces(space)
+    boxes = {path: (tuple(leaf.shape), torch.float32) for path, leaf in leaves.items() if isinstance(leaf, spaces.Box)}
+    return observation_layout(leaves) | boxes
 
 
 def bytes_of(layout: Mapping[str, tuple[tuple[int, ...], Any]]) -> int:
     """Of one row: shapes and types, those of torch or of numpy, by name."""
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
-
-
-def _torch_type(leaf: Space) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, stored_dtype(leaf))).dtype
 
 
 def generalized_advantage(

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, State
 from rltransformers.backbone.state import Tables, part_of, prefixed
-from rltransformers.export.step import check_step, pure_program
+from rltransformers.export.step import Tensors, check_step, pure_program
 from rltransformers.laws.costs import of_one_layer
 from rltransformers.laws.streams import EXACT, Case, LawError, perturbed, require
 
-Tensors = dict[str, Tensor]
 BATCH, MANY, FEW, SOME = 3, 10, 20, 24  # streams of the trace, streams of a run, steps, steps
 
 

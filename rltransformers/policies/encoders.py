@@ -7,9 +7,8 @@ Axes: ... any leading axes, usually [B, T], N elements, W token width.
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
-import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -19,12 +18,11 @@ from torch import Tensor, nn
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.pictures import Picture, as_picture, integer_scale, picture_of
 from rltransformers.core.ranges import PositiveNumber, check, shown
-from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, space_from_leaves, stored_dtype
+from rltransformers.core.spaces import Space, check_supported, check_width, leaf_spaces, space_from_leaves, stored_dtype
+from rltransformers.core.values import torch_type
 from rltransformers.functional.call import EVERY, Context
 from rltransformers.policies.registered import BUILT_IN, LeafChoice, OwnEncoder
 from rltransformers.policies.set_encoders.interface import Encoded
-
-Space = gym.Space[Any]
 
 
 class Observed(NamedTuple):
@@ -98,7 +96,7 @@ class ObservationEncoder(nn.Module):
 
 def _leaf_encoder(space: Space, path: str, width: int, chosen: LeafChoice | None) -> nn.Module:
     if chosen is not None and chosen.name not in BUILT_IN:
-        example = torch.zeros(2, *(space.shape or ()), dtype=torch.from_numpy(np.empty(0, stored_dtype(space))).dtype)
+        example = torch.zeros(2, *(space.shape or ()), dtype=torch_type(stored_dtype(space)))
         return OwnEncoder(space, width, chosen, example + torch.as_tensor(getattr(space, "start", 0)))
     picture = picture_of(space, path) if chosen is None else _chosen_picture(space, path, chosen)
     if picture is not None:

@@ -7,17 +7,15 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.pictures import as_picture, is_image
-from rltransformers.core.spaces import leaf_spaces, nested_leaves, space_from_leaves
+from rltransformers.core.spaces import Space, leaf_spaces, nested_leaves, space_from_leaves
 from rltransformers.core.values import check_observations, finite, flags, members, named, numbers
 
-Space = gym.Space[Any]
 TASK = "task"
 STATELESS_CALLS = 50  # calls of ``predict`` without a state after which a user is told of it
 

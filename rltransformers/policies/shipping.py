@@ -20,6 +20,7 @@ from rltransformers.backbone import Backbone
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import Space, space_to_json
+from rltransformers.core.values import torch_type
 from rltransformers.export.files import write_step
 from rltransformers.export.step import Tensors
 from rltransformers.policies.action_heads import ActionHead, blank_invalid, noise_of
@@ -72,7 +73,7 @@ class PolicyInFile(nn.Module):
             for path, (numbers, normal) in zip([*head.spaces] * head.chunk, noise_of(head), strict=True)
             if numbers
         ]
-        self.action_types = {leaf_name("action", path): _torch_type(space) for path, space in head.spaces.items()}
+        self.action_types = {leaf_name("action", path): torch_type(space.dtype) for path, space in head.spaces.items()}
         self.table_names = [f"{TABLE}.{name}" for name in tables]
         for index, table in enumerate(tables.values()):
             self.register_buffer(f"table_{index}", table)
@@ -255,9 +256,6 @@ def longest_episode(backbone: Backbone, tokens_per_step: int, whole: bool = True
 
 def _blank_leaves(leaves: Mapping[str, Space], batch: int) -> Tensors:
     """A legal observation."""
-    zeros = {path: torch.zeros(batch, *(leaf.shape or ()), dtype=_torch_type(leaf)) for path, leaf in leaves.items()}
+    shapes = {path: (batch, *(leaf.shape or ())) for path, leaf in leaves.items()}
+    zeros = {path: torch.zeros(shape, dtype=torch_type(leaves[path].dtype)) for path, shape in shapes.items()}
     return blank_invalid(leaves, zeros, torch.zeros(batch, dtype=torch.bool))
-
-
-def _torch_type(space: Space) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, space.dtype)).dtype

@@ -19,11 +19,11 @@ from rltransformers.core.errors import CompileError
 from rltransformers.export.compiled import CompiledStep, LeftBehind
 from rltransformers.export.evaluation import autocast_types
 from rltransformers.export.graphs import GraphStep
+from rltransformers.export.step import Tensors
 from rltransformers.policies.decider import OF_SOME, ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.policy_state import PolicyState
 
-Tensors = dict[str, Tensor]
 TABLE = "table"
 
 Acting = Literal["eager", "compiled"]

@@ -16,7 +16,7 @@ from rltransformers.core.action_masks import ACTION_MASK, STUCK_AT_LIMIT, check_
 from rltransformers.core.errors import DataError
 from rltransformers.core.guard import attempt
 from rltransformers.core.spaces import Space, nest_leaves
-from rltransformers.core.values import When, check_observations, check_outcome, read_leaves
+from rltransformers.core.values import When, check_observations, check_outcome, read_leaves, torch_type
 from rltransformers.envs.tensors.base import Leaves, TensorStep, TensorVecEnv, action_types
 from rltransformers.policies.action_heads import OUTPUT_NOT_FINITE, ActionHead
 
@@ -148,7 +148,7 @@ def fits_of(space: Space, device: torch.device) -> Fits:
         case spaces.Box() if space.dtype.kind == "f":
             return lambda rows: rows.to(torch.float32).isfinite()
         case spaces.Box() if space.dtype.kind in "iu":
-            limits, own = np.iinfo(space.dtype), torch.from_numpy(np.empty(0, space.dtype)).dtype
+            limits, own = np.iinfo(space.dtype), torch_type(space.dtype)
             low, high = int(limits.min), min(int(limits.max), 2**63 - 1)
         case _:
             low, high = 0, 1
