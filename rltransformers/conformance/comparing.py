@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rltransformers.conformance.protocol import PolicyWithMemory
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, error_line
 
 ROWS = 3
 SHORT, BEFORE = 13, 6
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 class Inapplicable(Exception):  # noqa: N818  # it is no error
-    """Raised inside a check that has nothing to check; its text is the reason."""
+    """Raised inside a check or a law that has nothing to check; its text is the reason."""
 
 
 def tolerance_of(outputs: Tensor) -> float:
@@ -134,5 +134,5 @@ def attempted(compute: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
     try:
         return compute(*arguments), ""
     except Exception as error:
-        text = " ".join(str(error).split())
-        return None, f"{type(error).__name__}: {text[:90]}{'…' if len(text) > 90 else ''}"
+        text = error_line(error)
+        return None, text if len(text) <= 90 else f"{text[:90]}…"

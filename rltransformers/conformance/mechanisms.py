@@ -9,6 +9,7 @@ import torch
 
 from rltransformers import laws
 from rltransformers.backbone import AXES, PLAIN, BackboneConfig
+from rltransformers.conformance.comparing import Inapplicable
 from rltransformers.core.errors import ConfigError, did_you_mean, error_line, refuse_unknown
 from rltransformers.core.extensions import EXTENSIONS
 from rltransformers.core.ranges import UnitInterval, annotations, check
@@ -99,10 +100,6 @@ class Subject:
         self.figure = max(self.figure or 0.0, case.difference)
 
 
-class ExemptError(Exception):
-    """A law has nothing to say about a mechanism; the message says why."""
-
-
 def calls(subject: Subject) -> None:
     """Hold L2: compare calls of any length, acting, and both modes."""
     subject.on_case(
@@ -116,14 +113,14 @@ def references(subject: Subject) -> None:
     """Hold L5: compare with the slow reference."""
     if subject.reference is None:
         argument = "twin" if subject.spec.axis in TWIN_AXES else "reference"
-        raise ExemptError(f"no slow twin was passed, {argument}=...")
+        raise Inapplicable(f"no slow twin was passed, {argument}=...")
     subject.take(laws.equals_reference(laws.perturbed(subject.config), subject.reference, subject.tolerance))
 
 
 def limits(subject: Subject) -> None:
     """Hold L6: compare with the other mechanism at every limit."""
     if not subject.limits:
-        raise ExemptError("no settings that make it another mechanism were passed, limits=...")
+        raise Inapplicable("no settings that make it another mechanism were passed, limits=...")
     for limit in subject.limits:
         special, plain = (BackboneConfig(**{**PLAIN, **sized(each)}) for each in (limit.special, limit.plain))
         subject.take(laws.becomes_another(special, plain, limit))
@@ -153,7 +150,7 @@ def precision(subject: Subject) -> None:
 def exports(subject: Subject) -> None:
     """Hold L11: compare an exported step with the eager one."""
     if subject.spec.axis == "losses":
-        raise ExemptError("a step computes no loss")
+        raise Inapplicable("a step computes no loss")
     subject.take(laws.exported_equals_eager(laws.step_of(subject.config), tolerance=10 * subject.tolerance))
 
 
@@ -166,7 +163,7 @@ def steps(subject: Subject) -> None:
 def pairs(subject: Subject) -> None:
     """Hold L13: each of two mechanisms changes the output."""
     if subject.spec.axis == "losses":
-        raise ExemptError("a loss changes no output")
+        raise Inapplicable("a loss changes no output")
     subject.note = f"beside {laws.each_acts(subject.spec, subject.values)} mechanisms"
 
 
@@ -264,7 +261,7 @@ def tried(law: str, subject: Subject) -> LawResult:
     torch.manual_seed(0)
     try:
         function(subject)
-    except ExemptError as reason:
+    except Inapplicable as reason:
         return LawResult(law, says, EXEMPT, str(reason))
     except laws.LawError as error:
         return LawResult(law, says, FAILED, str(error), subject.figure)
