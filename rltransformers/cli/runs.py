@@ -279,6 +279,8 @@ def evaluate(
     if "target" in plots and (config.agent is not AgentName.DECISION_TRANSFORMER or mode != "dt"):
         whose = f"agent {config.agent}" if mode == "dt" else "behavior cloning" if mode == "bc" else f"mode {mode}"
         raise ConfigError(f"--plot target draws returns against target returns, and {whose} has none; leave it out")
+    if "lookback" in plots and config.agent in BASELINES:
+        raise ConfigError(f"agent {config.agent} has no attention to draw")
     videos: dict[int, str] = {}  # names by the number of the episode among all of the evaluation
     if video is not None:
         for place, target in enumerate([f"target_{exact(each)}-" for each in evaluation.target_returns] or [""]):
@@ -293,8 +295,6 @@ def evaluate(
         fault = None if validation is None or asks else agent.fault()
         if fault is not None and config.environment.id:
             say(f"no episode is played: {fault}")
-        if "lookback" in plots and config.agent in BASELINES:
-            raise ConfigError(f"agent {config.agent} has no attention to draw")
         decider = agent.model.decider() if isinstance(agent.model, DecisionTransformer) else None
         with lookback_of(backbone_of(agent.model), decider) if "lookback" in plots else nullcontext() as meter:
             if fault is None:
