@@ -1,1 +1,3 @@
-"""Acting steps as machine code (``compiled``), CUDA graphs (``graphs``) and files for other programs (``files``)."""
+"""Steps and evaluations as machine code (``compiled``, ``evaluation``), CUDA graphs (``graphs``) and files for other
+programs (``files``), which are read back by ``reading``.
+"""
