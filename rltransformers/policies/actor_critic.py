@@ -13,7 +13,6 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig, Record
-from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.ranges import strict
 from rltransformers.core.record import Means
 from rltransformers.core.spaces import Space
@@ -176,8 +175,10 @@ class GTrXLPolicy(MemoryPolicy):
         """All steps of a segment, from the memory it started with.
 
         Gradient flows through the whole segment, or through chunks of ``gradient_window`` steps: at a chunk border the
-        memory keeps its value and loses its gradient.
+        memory keeps its value and loses its gradient. Only one of ``record`` and ``gradient_window`` is given: every
+        chunk would count the losses of the chunks before, which one record holds.
         """
+        assert record is None or gradient_window is None
         state: PolicyState = segment.memory
         inputs = state.inputs(segment.observations, segment.actions, segment.rewards, segment.first)
         steps, head = segment.rewards.shape[1], self.action_head
@@ -190,8 +191,7 @@ class GTrXLPolicy(MemoryPolicy):
             part = slice(begin, min(begin + window, steps))
             result = self.evaluate(inputs if window >= steps else inputs.part(part), state, record)
             state = result.state
-            if result.record is not None and result.record.streams:
-                self._add_deep_losses(result, segment, part)
+            self._add_deep_losses(result, segment, part)
             results.append(result)
             share = (part.stop - part.start) / steps
             if result.auxiliary_loss is not None:
@@ -218,7 +218,7 @@ class GTrXLPolicy(MemoryPolicy):
         A surrogate of their own would compare them with probabilities that another layer gave, and be clipped.
         """
         head, taken = self.action_head, {path: leaf[:, part] for path, leaf in segment.actions.items()}
-        seen, later = {path: leaf[:, part] for path, leaf in segment.observations.items()}, shifted(taken)
+        seen = {path: leaf[:, part] for path, leaf in segment.observations.items()}
 
         def now(features: Tensor) -> Tensor:
             outputs, values = self._read(features, features, seen)
@@ -229,11 +229,11 @@ class GTrXLPolicy(MemoryPolicy):
 
         def next_one(features: Tensor) -> Tensor:
             assert self.later_net is not None
-            return -head.log_prob(self.later_net(self.action_hidden(features)), later)
+            return -head.log_prob(self.later_net(self.action_hidden(features)), shifted(taken))
 
         then = None if self.later_net is None else next_one
         targets = Targets(now, then, segment.counts[:, part], segment.first[:, part])
-        self.tell_deep_losses(result, targets, self.actor)
+        self.add_losses_of_layers(result, targets, self.actor)
 
     def memory_after(self, segment: Segment) -> PolicyState:
         """The memory at the end of a segment, every step of it encoded again with today's weights; training form."""
@@ -260,7 +260,4 @@ class GTrXLPolicy(MemoryPolicy):
         values = self.value_net(self.value_hidden(value_features)).squeeze(-1)
         if isinstance(self.value_net, PopArt):
             values = self.value_net.in_units(values)
-        outputs = self.action_head.forward(self.action_hidden(features))
-        if self.masks:
-            outputs = self.action_head.masked(outputs, observations[ACTION_MASK])
-        return outputs, values
+        return self.outputs(features, observations), values

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
-from torch import Tensor
+from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.backbone.state import Tables, part_of, prefixed
@@ -61,11 +61,13 @@ NOTHING = slice(0, 0)  # ask for no outputs, only for the memory after all steps
 
 
 class MemoryPolicy(BasePolicy):
-    """Observation tokens and a backbone with memory; a subclass sets ``action_head``, and ``_read`` reads features.
+    """Observation tokens and a backbone with memory.
 
-    Arguments and errors are those of ``GTrXLPolicy``; ``parts`` are what its tokens are made of.
+    A subclass sets ``action_hidden`` and ``action_head``, and ``_read`` reads features. Arguments and errors are those
+    of ``GTrXLPolicy``; ``parts`` are what its tokens are made of.
     """
 
+    action_hidden: nn.Module  # between features and the action head
     action_head: ActionHead
     masks: bool  # whether only actions are taken that the leaf ``action_mask`` allows
     masks_beside: bool  # whether masks are no part of the observation, but join it
@@ -126,6 +128,11 @@ class MemoryPolicy(BasePolicy):
         self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Values [...], and outputs [..., A] of allowed actions, of features [..., W] of these observations."""
+
+    def outputs(self, features: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
+        """Outputs [..., A] of the action head, of allowed actions, of features [..., W] of these observations."""
+        outputs = self.action_head.forward(self.action_hidden(features))
+        return self.action_head.masked(outputs, observations[ACTION_MASK]) if self.masks else outputs
 
     def __repr__(self) -> str:
         config, parameters = self.backbones()[0].backbone.config, sum(each.numel() for each in self.parameters())
@@ -386,10 +393,10 @@ class MemoryPolicy(BasePolicy):
             after = self.with_cache(after.after(taken, gains).map(Tensor.detach))
             return PolicyOutput.of(self.action_space, fields, after)
 
-    def tell_deep_losses(self, result: BaseEvaluation, targets: Targets, part: TokenBackbone) -> None:
+    def add_losses_of_layers(self, result: BaseEvaluation, targets: Targets, part: TokenBackbone) -> None:
         """Add the losses of the features behind inner layers to an evaluation whose record has some, of ``part``."""
         record = result.record
-        if record is None or not record.streams:
+        if record is None:
             return
         exits = None if record.exits is None else record.exits[:, : targets.counts.shape[1]]
         deep = Record(streams=record.streams, exits=exits, random_exits=record.random_exits)

@@ -196,4 +196,4 @@ class GTrXLQPolicy(ReplayPolicy):
             return -logs.gather(-1, later).squeeze(-1)
 
         then, first = None if self.later_net is None else next_one, window.first[:, window.context :][:, :steps]
-        self.tell_deep_losses(now, Targets(value_loss, then, window.counts[:, :steps], first), self.actor)
+        self.add_losses_of_layers(now, Targets(value_loss, then, window.counts[:, :steps], first), self.actor)

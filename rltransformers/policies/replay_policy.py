@@ -13,7 +13,6 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
 from rltransformers.backbone import Record, State
-from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.spaces import Space
 from rltransformers.data.replay import Window
 from rltransformers.functional.modules import approach
@@ -31,7 +30,6 @@ class ReplayPolicy(MemoryPolicy):
     target_parts: tuple[str, ...]  # attributes of which the target network holds slow copies
     target: nn.ModuleDict
     learned: list[nn.Parameter]  # all but those of the target network
-    action_hidden: nn.Module  # between features and the action head
 
     def _begin_learning(
         self, lr_schedule: Schedule, optimizer: OptimizerName, optimizer_kwargs: OptimizerOptions | None
@@ -60,11 +58,6 @@ class ReplayPolicy(MemoryPolicy):
     def drawn_space(self) -> Space:
         """The space of actions as ``step`` gives them and a replay stores them."""
         return self.action_space
-
-    def outputs(self, features: Float[Tensor, "... W"], observations: Mapping[str, Tensor]) -> Float[Tensor, "... O"]:
-        """Outputs of the action head, of allowed actions, of features of these observations."""
-        outputs = self.action_head.forward(self.action_hidden(features))
-        return self.action_head.masked(outputs, observations[ACTION_MASK]) if self.masks else outputs
 
     # Windows of replay
 

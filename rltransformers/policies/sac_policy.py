@@ -191,4 +191,4 @@ class GTrXLSACPolicy(ReplayPolicy):
         """Losses of features behind inner layers: the first ``steps`` rows as the last layer, by ``error`` of them."""
         first = window.first[:, window.context :][:, :steps]
         targets = Targets(lambda features: error(features[:, :steps]), None, window.counts[:, :steps], first)
-        self.tell_deep_losses(now, targets, part)
+        self.add_losses_of_layers(now, targets, part)
