@@ -18,7 +18,7 @@ import gymnasium
 
 from rltransformers.backbone import AXES, PLAIN, PRESETS, BackboneConfig, catalogue
 from rltransformers.cli.entries import (
-    Setting,
+    Entry,
     choice_entries,
     explanations,
     loss_entries,
@@ -148,23 +148,23 @@ def _axes() -> dict[str, list[Spec]]:
     return catalogue() | {"encoder": list(ENCODERS.values()), "readout": list(READOUTS.values())}
 
 
-def settings() -> list[Setting]:
+def settings() -> list[Entry]:
     """Every dotted key, in the order of a config; one that differs between agents or mechanisms has an entry for each.
 
     An entry has ``key``, ``accepts``, ``default`` (as YAML; "required" without one), ``says``, and where they apply
     ``agents`` that alone have it, ``of`` (the mechanism that alone has it), ``names`` that it can be, and ``type`` (of
     ``rltransformers.cli.entries``).
     """
-    found: list[Setting] = []
+    found: list[Entry] = []
     for entry in _of_record(ExperimentConfig, ""):
         section = {"backbone": _backbone_by_agent, "algorithm": _algorithm, "policy": _policy}.get(entry["key"])
         found += [entry] if section is None else section()
     return [_of_some_agents(each) for entry in found for each in (entry, *_below(entry))]
 
 
-def _below(entry: Setting) -> Iterator[Setting]:
+def _below(entry: Entry) -> Iterator[Entry]:
     """The keys of a keyword of an agent that is a mapping."""
-    inner: list[Setting] = []
+    inner: list[Entry] = []
     match key := entry["key"]:
         case "algorithm.advantage_kwargs":
             inner = list(_of_record(AdvantageOptions, f"{key}."))
@@ -183,13 +183,13 @@ def _below(entry: Setting) -> Iterator[Setting]:
     yield from (each | {"agents": entry["agents"]} for each in inner)
 
 
-def _of_some_agents(entry: Setting) -> Setting:
+def _of_some_agents(entry: Entry) -> Entry:
     """The entry with the agents that take it, where not all do."""
     takers = next((agents for key, agents in OF_AGENTS.items() if entry["key"].startswith(key)), ())
     return entry | {"agents": [agent.value for agent in takers]} if takers else entry
 
 
-def _of_record(record: type, prefix: str) -> Iterator[Setting]:
+def _of_record(record: type, prefix: str) -> Iterator[Entry]:
     hints, explained = typing.get_type_hints(record, include_extras=True), explanations(record)
     for each in fields(record):
         key, hint = prefix + each.name, hints[each.name]
@@ -201,7 +201,7 @@ def _of_record(record: type, prefix: str) -> Iterator[Setting]:
         yield _setting(key, hint, default, explained[each.name])
 
 
-def _backbone_by_agent() -> Iterator[Setting]:
+def _backbone_by_agent() -> Iterator[Entry]:
     """A decision_transformer starts from a small form of its preset, the others that have a backbone from gtrxl."""
     preset = AgentName.DECISION_TRANSFORMER.value
     others = [agent.value for agent in AgentName if agent not in (preset, *BASELINES)]
@@ -216,7 +216,7 @@ def _backbone_by_agent() -> Iterator[Setting]:
             yield entry | {"agents": [preset], "default": default}
 
 
-def _backbone() -> Iterator[Setting]:
+def _backbone() -> Iterator[Entry]:
     yield _setting(
         "backbone.preset",
         str,
@@ -248,19 +248,19 @@ def _lists(axis: str) -> str:
     return "; a list gives several that act together" if AXES[axis].several else ""
 
 
-def _algorithm() -> Iterator[Setting]:
+def _algorithm() -> Iterator[Entry]:
     yield from _by_agent("algorithm.", keyword_hints, lambda agent: AGENT_CLASSES[agent])
 
 
-def _policy() -> Iterator[Setting]:
+def _policy() -> Iterator[Entry]:
     yield from _by_agent("policy.", policy_hints, policy_class)
 
 
 def _by_agent(
     prefix: str, hints_of: Callable[[AgentName], Mapping[str, Any]], class_of: Callable[[AgentName], type]
-) -> Iterator[Setting]:
+) -> Iterator[Entry]:
     """Keywords of all agents; agents that say the same of one share an entry."""
-    found: dict[str, list[Setting]] = {}
+    found: dict[str, list[Entry]] = {}
     common = explanations(class_of(AgentName.GTRXL_PPO))
     for agent in AgentName:
         made = class_of(agent)
@@ -287,7 +287,7 @@ def _by_agent(
         yield from entries
 
 
-def _setting(key: str, hint: Any, default: Any, says: str) -> Setting:
+def _setting(key: str, hint: Any, default: Any, says: str) -> Entry:
     entry = setting_entry(key, hint, default, says)
     if key == "environment.id":
         entry["names"] = sorted(each for each in gymnasium.registry if each.startswith("rltransformers/"))

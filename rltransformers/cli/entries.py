@@ -16,7 +16,7 @@ from rltransformers.core.spec import WEIGHT, Choice, Spec
 
 REQUIRED = "required"
 CHOICES = "choices"  # the type of an option that is a list of mechanisms
-Setting = dict[str, Any]
+Entry = dict[str, Any]
 
 
 def mechanism_entry(spec: Spec) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def mechanism_entry(spec: Spec) -> dict[str, Any]:
     }
 
 
-def choice_entries(key: str, specs: Mapping[str, Spec]) -> Iterator[Setting]:
+def choice_entries(key: str, specs: Mapping[str, Spec]) -> Iterator[Entry]:
     """Explain the keys of a mechanism that is written with its options."""
     yield setting_entry(f"{key}.name", str, dataclasses.MISSING, "The mechanism, where its options are set too") | {
         "names": [name for name, spec in specs.items() if not spec.settings]
@@ -48,7 +48,7 @@ def choice_entries(key: str, specs: Mapping[str, Spec]) -> Iterator[Setting]:
         yield from option_entries(key, spec)
 
 
-def option_entries(key: str, spec: Spec) -> Iterator[Setting]:
+def option_entries(key: str, spec: Spec) -> Iterator[Entry]:
     """Explain the options of a mechanism that stands at ``key``."""
     explained, ranges, defaults = explanations(spec.options), spec.ranges(), spec.defaults()
     if len(defaults) == 1:  # the record of a single option may say it in its first line
@@ -59,7 +59,7 @@ def option_entries(key: str, spec: Spec) -> Iterator[Setting]:
         yield entry | ({"accepts": f"a list of choices of {spec.axis}"} if entry.get("type") == CHOICES else {})
 
 
-def loss_entries(spec: Spec) -> Iterator[Setting]:
+def loss_entries(spec: Spec) -> Iterator[Entry]:
     """Explain the weight and the options of an auxiliary loss."""
     key = f"backbone.losses.{spec.name}"
     yield setting_entry(key, Weight, 0.0, f"Weight of the auxiliary loss: {spec.summary.rstrip('.')}")
@@ -69,10 +69,10 @@ def loss_entries(spec: Spec) -> Iterator[Setting]:
         yield from option_entries(key, spec)
 
 
-def setting_entry(key: str, hint: Any, default: Any, says: str) -> Setting:
+def setting_entry(key: str, hint: Any, default: Any, says: str) -> Entry:
     """Explain one setting."""
     names = [name if isinstance(name, str) else str(name).lower() for name in _names(hint)]
-    entry: Setting = {"key": key, "accepts": describe(hint), "default": plain_default(default), "says": says}
+    entry: Entry = {"key": key, "accepts": describe(hint), "default": plain_default(default), "says": says}
     if key.startswith(("backbone.", "algorithm.", "policy.")) and hint is not Any:  # other sections need no torch
         entry["type"] = CHOICES if hint == Sequence[Choice] else to_json(hint)
     return entry | ({"names": sorted(names)} if names else {})

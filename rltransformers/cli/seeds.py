@@ -15,7 +15,7 @@ from rltransformers.training.runs.experiment import ExperimentConfig
 Run = dict[str, Any]  # seed, run folder ("run") and final evaluation ("results", one per target return) as JSON values
 
 
-Key = tuple[str, int]
+RunKey = tuple[str, int]
 """Name of a variant (empty where there is one config) and seed."""
 
 
@@ -26,7 +26,7 @@ def train_seeds(
 
     When a run fails, those that train come to their end, no other begins, and ConfigError is raised.
     """
-    orders: dict[Key, Callable[[], Order]] = {
+    orders: dict[RunKey, Callable[[], Order]] = {
         ("", seed): partial(order_of, replace(config, seed=seed), f"{name}-seed{seed}") for seed in seeds
     }
     done, failed = train_runs(orders, engine, jobs)
@@ -38,30 +38,30 @@ def train_seeds(
 
 
 def train_runs(
-    orders: Mapping[Key, Callable[[], Order]], engine: Engine, jobs: int | None
-) -> tuple[dict[Key, Run], dict[Key, int]]:
+    orders: Mapping[RunKey, Callable[[], Order]], engine: Engine, jobs: int | None
+) -> tuple[dict[RunKey, Run], dict[RunKey, int]]:
     """Train what is ordered, ``jobs`` at a time; the runs that ended well, and the exit codes of the others.
 
     What a run says is printed to standard error, and stands in a log beside its folder. When a run fails, no other of
     its variant begins.
     """
-    reports: dict[Key, Report] = {}
-    logs: dict[Key, Lines] = {}
-    done: dict[Key, Run] = {}
-    failed: dict[Key, int] = {}
+    reports: dict[RunKey, Report] = {}
+    logs: dict[RunKey, Lines] = {}
+    done: dict[RunKey, Run] = {}
+    failed: dict[RunKey, int] = {}
 
-    def begin() -> Iterator[tuple[Key, Order]]:
+    def begin() -> Iterator[tuple[RunKey, Order]]:
         for key, make in orders.items():
             if all(key[0] != variant for variant, _ in failed):
                 order = make()
                 reports[key], logs[key] = Report(order), Lines(order.log)
                 yield key, order
 
-    def relay(key: Key, job: Job) -> None:
+    def relay(key: RunKey, job: Job) -> None:
         for line in logs[key].new():
             print(f"{label(key)}: {line}" if jobs != 1 else line, file=sys.stderr, flush=True)
 
-    def end(key: Key, status: int) -> None:
+    def end(key: RunKey, status: int) -> None:
         outcome = reports[key].close()
         if "results" in outcome:
             done[key] = {"seed": key[1]} | outcome
@@ -73,13 +73,13 @@ def train_runs(
     return done, failed
 
 
-def label(key: Key) -> str:
+def label(key: RunKey) -> str:
     """A run in words."""
     variant, seed = key
     return f"{variant}, seed {seed}" if variant else f"seed {seed}"
 
 
-def failures(failed: Mapping[Key, int]) -> str:
+def failures(failed: Mapping[RunKey, int]) -> str:
     """Runs that failed with their exit codes, in words."""
     return ", ".join(f"{label(key)} (exit code {status})" for key, status in failed.items())
 

@@ -11,7 +11,7 @@ from rltransformers.cli import trust
 from rltransformers.cli.engines import Engine, Order
 from rltransformers.cli.keywords import check_config
 from rltransformers.cli.runs import say
-from rltransformers.cli.seeds import Key, failures, train_runs
+from rltransformers.cli.seeds import RunKey, failures, train_runs
 from rltransformers.cli.variants import Variant
 from rltransformers.cli.worker import order_of
 from rltransformers.core.errors import ConfigError
@@ -42,8 +42,8 @@ def train_variants(
     root = Path(variants[0].config.output) / name
     check_no_run(root, "sweep")
     with file_lock(root / ".lock", f"sweep {root}", ConfigError):
-        folders: dict[Key, RunFolder] = {}
-        orders: dict[Key, Callable[[], Order]] = {}
+        folders: dict[RunKey, RunFolder] = {}
+        orders: dict[RunKey, Callable[[], Order]] = {}
         states: list[str] = []
         for variant in variants:
             for seed in seeds[: variant.seeds]:

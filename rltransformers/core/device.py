@@ -42,16 +42,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def memory_of(device: torch.device) -> int:
+def bytes_of_device(device: torch.device) -> int:
     """Bytes of memory that this process may have, used or not: of its GPU, or of its machine, container and limits."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return min([_physical_memory(), *_process_limits(), *_container_limits()])
 
 
-def check_memory(needed: int, what: str, way_out: str, device: torch.device | None = None) -> None:
+def check_bytes(needed: int, what: str, way_out: str, device: torch.device | None = None) -> None:
     """Raise ConfigError, "<what> so much memory, there is so much; <way_out>", unless ``needed`` bytes fit there."""
-    room = memory_of(device or CPU)
+    room = bytes_of_device(device or CPU)
     if needed > room:
         raise ConfigError(f"{what} {needed / 2**30:.3g} GiB, this process may have {room / 2**30:.3g}; {way_out}")
 

@@ -14,7 +14,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, is_vecenv_wrapped
 
-from rltransformers.core.device import check_memory
+from rltransformers.core.device import check_bytes
 from rltransformers.core.episodes import endless_episode, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.guard import guarding, warn_of_statistics
@@ -128,7 +128,7 @@ def record(
             # As recorded and as episodes, which have a step or more.
             room = 2 * count * bytes_of(_layout(view.observation_space, environments.action_space))
             way_out = "record fewer at a time and save each part, or less of the observation with recorded="
-            check_memory(room, f"to record {count:,} {what} needs at least", way_out)
+            check_bytes(room, f"to record {count:,} {what} needs at least", way_out)
             longest = None
             if episodes is not None or longest_episode is not None:
                 longest = longest_allowed(longest_episode, environments.single_spec)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import rltransformers
-from rltransformers.core.device import check_memory
+from rltransformers.core.device import check_bytes
 from rltransformers.core.errors import ConfigError, one_line, require
 from rltransformers.core.files import replacing
 from rltransformers.core.ranges import Environments, check
@@ -65,7 +65,7 @@ def write_step(
     rows = batch or 2  # one row alone would be taken for a size that is always one
     size = sum(each.nbytes for name, each in (inputs | state).items() if name not in shared)
     # Inputs, states, the copies that a step is compared with, and as much inside.
-    check_memory(rows * size * 8 // own, f"writing a step of {rows} environments takes", "leave batch out, or lower it")
+    check_bytes(rows * size * 8 // own, f"writing a step of {rows} environments takes", "leave batch out, or lower it")
     inputs, state = (
         {name: rows_of(tensors[name], rows, name in shared) for name in sorted(tensors)} for tensors in (inputs, state)
     )

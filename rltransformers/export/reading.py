@@ -23,7 +23,7 @@ from rltransformers.export.files import EXTRA, METADATA
 from rltransformers.export.step import quiet
 
 Arrays = dict[str, np.ndarray]
-Kinds = dict[str, dict[str, Any]]
+TensorKinds = dict[str, dict[str, Any]]
 Run = Callable[[Arrays, Arrays], tuple[Arrays, Arrays]]
 
 
@@ -115,7 +115,7 @@ def _read_pt2(file: Path, content: bytes) -> tuple[dict[str, Any], Run]:
     return about, run
 
 
-def _signature(program: ExportedProgram) -> tuple[Kinds, set[str]]:
+def _signature(program: ExportedProgram) -> tuple[TensorKinds, set[str]]:
     """Inputs and states of a program by the names of ONNX files, and the names of its outputs."""
     names = set(program.graph_signature.user_inputs)
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
@@ -153,7 +153,7 @@ def _read_onnx(file: Path, content: bytes) -> tuple[dict[str, Any], Run]:
     return about, run
 
 
-def _about(file: Path, text: str | bytes, inputs: Kinds, outputs: set[str]) -> dict[str, Any]:
+def _about(file: Path, text: str | bytes, inputs: TensorKinds, outputs: set[str]) -> dict[str, Any]:
     """The description in a file; raise CheckpointError unless it names what the program takes and gives."""
     with contents_of(file, "policy"):
         if not text:

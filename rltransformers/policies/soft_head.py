@@ -31,7 +31,7 @@ from rltransformers.policies.action_leaves import (
     shaped,
 )
 
-LOG_STD_RANGE = (-20.0, 2.0)
+SQUASHED_LOG_STD_RANGE = (-20.0, 2.0)
 """Of deviations before the tanh, as in Stable-Baselines3."""
 MOST_COMBINATIONS = 1_024
 """Of countable actions: a critic has an output for each."""
@@ -66,7 +66,7 @@ class SquashedAction(ContinuousAction):
         return output[..., : self.components].tanh()
 
     def log_std(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:
-        return output[..., self.components :].clamp(*LOG_STD_RANGE)
+        return output[..., self.components :].clamp(*SQUASHED_LOG_STD_RANGE)
 
     def drawn(
         self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... A"]

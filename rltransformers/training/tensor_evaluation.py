@@ -101,7 +101,7 @@ def _steps(
     first, state = torch.ones(env.num_envs, dtype=torch.bool, device=env.device), policy.initial_state(env.num_envs)
     for number in itertools.count(1):
         leaves = policy.leaves_to_tensors(statistics.observed(seen, takes=False))
-        noise = None if streams is None else episode_noise(noise_parts, streams, number - 1)
+        noise = None if streams is None else noise_of_step(noise_parts, streams, number - 1)
         actions, values, log_probs, state = policy.step(leaves, state, first, noise, overwrites=True)
         step = checked.step(policy.action_head, actions, partial("in step {}".format, number), values + log_probs)
         if policy.uses_previous_reward:
@@ -112,7 +112,7 @@ def _steps(
         yield step
 
 
-def episode_noise(noise: Sequence[Noise], streams: Tensor, step: int) -> Tensor:
+def noise_of_step(noise: Sequence[Noise], streams: Tensor, step: int) -> Tensor:
     """Noise [N, U] of sampled actions in a step of episodes; it follows from their ``streams`` [N] and the step."""
     count = sum(each.numbers for each in noise)
     places = torch.arange(step * count, (step + 1) * count, device=streams.device)

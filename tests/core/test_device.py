@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rltransformers.core import device as module
-from rltransformers.core.device import find_device, memory_of
+from rltransformers.core.device import bytes_of_device, find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.values import to_tensor
 
@@ -46,11 +46,11 @@ def test_memory_is_what_limits_of_the_process_and_of_its_container_leave(
     monkeypatch.setattr(module, "_physical_memory", lambda: 64)
     monkeypatch.setattr(module, "_process_limits", lambda: [])
     monkeypatch.setattr(module, "_container_limits", lambda: [])
-    assert memory_of(cpu) == 64
+    assert bytes_of_device(cpu) == 64
     monkeypatch.setattr(module, "_process_limits", lambda: [32, 99])
-    assert memory_of(cpu) == 32
+    assert bytes_of_device(cpu) == 32
     monkeypatch.setattr(module, "_container_limits", lambda: [16])
-    assert memory_of(cpu) == 16
+    assert bytes_of_device(cpu) == 16
 
 
 @pytest.mark.parametrize(

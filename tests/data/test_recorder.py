@@ -179,7 +179,7 @@ def test_environments_that_are_done_take_no_memory(monkeypatch: pytest.MonkeyPat
 def test_more_than_fits_into_memory_is_refused_before_it_begins(
     wanted: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rltransformers.core.device.memory_of", lambda device: 2**32)
+    monkeypatch.setattr("rltransformers.core.device.bytes_of_device", lambda device: 2**32)
     message = (
         r"to record 1,0[0,]* (steps|episodes) needs at least .* GiB, this process may have 4; record fewer at a time"
     )

@@ -15,7 +15,7 @@ from rltransformers.envs.tensors.tasks import CartPole, CueRecall, Pendulum
 from rltransformers.envs.vector import with_statistics
 from rltransformers.policies.action_heads import Noise
 from rltransformers.training.evaluation import evaluate_online
-from rltransformers.training.tensor_evaluation import episode_noise
+from rltransformers.training.tensor_evaluation import noise_of_step
 from tests.envs.tensors.twins import Stream, program
 from tests.training.online.test_tensor_rollouts import AGENTS, counted_copies, tensors
 
@@ -88,7 +88,7 @@ def test_sampled_actions_follow_from_the_seed_of_the_episode(name: str) -> None:
 
 def test_noise_of_episodes_is_uniform_or_normal() -> None:
     streams = torch.arange(2000)
-    drawn = torch.stack([episode_noise([Noise(1, False), Noise(2, True)], streams, step) for step in range(5)])
+    drawn = torch.stack([noise_of_step([Noise(1, False), Noise(2, True)], streams, step) for step in range(5)])
     uniform, normal = drawn[..., 0], drawn[..., 1:]
     assert bool(((uniform >= 0) & (uniform < 1)).all())
     assert abs(float(uniform.mean()) - 0.5) < 0.01

@@ -16,7 +16,7 @@ from torch import Tensor
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import File
 from rltransformers.core.described import count
-from rltransformers.core.device import check_memory
+from rltransformers.core.device import check_bytes
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, strict
 from rltransformers.core.spaces import leaf_spaces
@@ -86,7 +86,7 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
         leaves = self.policy.seen_leaves | leaf_spaces(space)
         room = self.buffer_size // self.sharing.size
         row = bytes_of(observation_layout(leaves)) + BYTES_BESIDE  # in the memory of this machine, not of a GPU
-        check_memory(room * row, f"buffer_size ({room}) steps need", "lower buffer_size")
+        check_bytes(room * row, f"buffer_size ({room}) steps need", "lower buffer_size")
         sizes = self.segment_length, self.context, self.n_step
         return SegmentReplay(room, self.n_envs, *sizes, leaves, self.policy.drawn_space)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rltransformers.algorithms.ppo import deviation_over, explained_variance
 from rltransformers.core.checkpoint import File
-from rltransformers.core.device import check_memory
+from rltransformers.core.device import check_bytes
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import strict
 from rltransformers.core.spaces import leaf_spaces
@@ -78,7 +78,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         step = bytes_of(observation_layout(leaf_spaces(tree_space(self.observation_space)))) + BYTES_BESIDE
         room = self.n_steps * (self.n_envs * step + BYTES_OF_TENSORS)
         what = f"n_steps ({self.n_steps}) steps of {self.n_envs} environments need"
-        check_memory(room, what, "lower n_steps or the number of environments", self.device)
+        check_bytes(room, what, "lower n_steps or the number of environments", self.device)
         self._make_policy(self.popart)
         self.rollout_buffer = RolloutBuffer(  # type: ignore[assignment]  # segments with memory in place of SB3's buffer
             self.n_envs, self.n_steps, self.policy.seen_leaves, self.action_space, self.device
