@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.load import agent_checkpoint, steps_of
-from rltransformers.cli.baselines import load_baseline, make_baseline, save_baseline
+from rltransformers.cli.baselines import is_sb3, load_baseline, make_baseline, save_baseline
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.cli.keywords import MEMORY_AGENTS, check_config, offline_policy
 from rltransformers.core.action_masks import ACTION_MASK
@@ -397,8 +397,8 @@ def build_agent(
 def checkpoint_step(path: Path) -> int:
     """The training step a checkpoint was written at; CheckpointError when it is corrupt or of no agent."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            if "data" in archive.namelist():  # a baseline, in the format of Stable-Baselines3
+        if is_sb3(path):
+            with zipfile.ZipFile(path) as archive:
                 return int(json.loads(archive.read("data"))["num_timesteps"])
         return steps_of(agent_checkpoint(path))
     except (zipfile.BadZipFile, KeyError, ValueError) as error:

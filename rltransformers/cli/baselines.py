@@ -1,6 +1,7 @@
 """Agents of Stable-Baselines3 and sb3-contrib that runs compare with: made, loaded and saved with their statistics."""
 
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -85,6 +86,15 @@ def save_baseline(model: BaseAlgorithm, path: str | os.PathLike[str]) -> None:
         model.save(temporary)
         if statistics is not None:
             save_normalization(statistics_path(Path(path)), statistics)
+
+
+def is_sb3(path: Path) -> bool:
+    """Whether a file is a checkpoint of Stable-Baselines3; False for a damaged one, whose reader says what is wrong."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "data" in archive.namelist()
+    except Exception:  # whatever a damaged file raises
+        return False
 
 
 def _origin(kind: type[Any]) -> str:

@@ -5,7 +5,6 @@ Behaviors may be trained agents: ``checkpoint:<zip or run folder>`` and ``export
 
 import argparse
 import sys
-import zipfile
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -16,6 +15,7 @@ from tqdm import tqdm
 
 from rltransformers.agents import Actor, load_agent
 from rltransformers.agents.load import checkpoint_in
+from rltransformers.cli.baselines import is_sb3
 from rltransformers.cli.words import mapping
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import Space
@@ -123,12 +123,7 @@ def _others(space: Space, drop: Sequence[int]) -> list[int]:
 
 def _checkpoint(argument: str, observation_space: Space, action_space: Space, deterministic: bool) -> Actor:
     file = checkpoint_in(argument)
-    try:
-        with zipfile.ZipFile(file) as archive:
-            of_sb3 = "data" in archive.namelist()
-    except Exception:  # whatever a damaged file raises; who loads it says so
-        of_sb3 = False
-    if of_sb3:
+    if is_sb3(file):
         config = file.with_name("config.yaml")
         agent = read_experiment(config).agent.replace("_", "") if config.is_file() else "CLASS"
         way_out = f"write sb3:{agent}:{file}"
