@@ -23,7 +23,7 @@ from rltransformers.core.spaces import Space, normalized_leaves
 from rltransformers.core.values import Array
 from rltransformers.data.checks import check_contents, check_layout, check_order
 from rltransformers.data.description import describe, description, rounded
-from rltransformers.data.spaces import Options, chunks
+from rltransformers.data.spaces import chunks
 
 Leaves = dict[str, Array]
 UNKNOWN = "unknown"
@@ -344,21 +344,6 @@ class Trajectories:
             metadata["rewards"] = UNKNOWN
         joined = join_trajectories(listed, name or " + ".join(names), metadata)
         return joined if len({part.env_id for part in listed}) == 1 else replace(joined, env_id=None, env_spec=None)
-
-    @classmethod
-    def from_episodes(
-        cls,
-        episodes: Iterable[Mapping[str, Any]],
-        *,
-        observation_space: Space | None = None,
-        action_space: Space | None = None,
-        name: str = "episodes",
-        time_limit: int | None = None,
-    ) -> "Trajectories":
-        """Trajectories of episode dicts; the keys and the inference of spaces are those of ``load_trajectories``."""
-        from rltransformers.data.episodes import trajectories_from_episodes
-
-        return trajectories_from_episodes(episodes, Options(name, time_limit, observation_space, action_space))
 
 
 def join_trajectories(

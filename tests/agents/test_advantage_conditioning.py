@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rltransformers.agents import DecisionTransformer
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
-from rltransformers.data import Trajectories
+from rltransformers.data import Trajectories, load_trajectories
 from tests.agents.test_decision_transformer import make, record
 
 SMALL = {"backbone": {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}}
@@ -41,7 +41,7 @@ def games(episodes: int = 2_000, luck: float = 2.0, cues: bool = False, steps: i
             "truncations": np.zeros(steps, bool),
         })  # fmt: skip
     space = spaces.Box(-10, 10, (2,), np.float32)
-    return Trajectories.from_episodes(recorded, observation_space=space, action_space=spaces.Discrete(2), name="games")
+    return load_trajectories(recorded, observation_space=space, action_space=spaces.Discrete(2), name="games")
 
 
 def player(data: Trajectories, **settings: Any) -> DecisionTransformer:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rltransformers.agents import DecisionTransformer
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
-from rltransformers.data import ContextBatch, Trajectories
+from rltransformers.data import ContextBatch, Trajectories, load_trajectories
 from rltransformers.data.sampler import ChunkTargets
 from rltransformers.policies.shipping import DecisionInFile
 from rltransformers.training.evaluation import EvaluationResult
@@ -164,7 +164,7 @@ def plain_episodes(kind: str) -> Trajectories:
         for n in (3, 9, 4, 2, 7)
     ]
     observation = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    return Trajectories.from_episodes(recorded, observation_space=observation, action_space=space, name="random")
+    return load_trajectories(recorded, observation_space=observation, action_space=space, name="random")
 
 
 def plain_outputs(policy: Any, batch: ContextBatch, b: int, more: float) -> tuple[Tensor, Tensor]:
@@ -361,7 +361,7 @@ def test_the_head_predicts_the_mean_or_the_largest_return_of_two_behaviors(expec
         }
         for each in earned
     ]
-    data = Trajectories.from_episodes(
+    data = load_trajectories(
         recorded, observation_space=spaces.Box(0, 6, (1,), np.float32),
         action_space=spaces.Box(-1, 1, (1,), np.float32), name="two",
     )  # fmt: skip

@@ -119,7 +119,7 @@ def record(episodes: int = 12, **options: Any) -> Trajectories:
                 steps[name].append(value)
         whole: dict[str, Any] = {name: _stacked(values) for name, values in steps.items()}
         recorded.append({**whole, "terminations": np.zeros(len(steps["rewards"]), bool)})
-    return Trajectories.from_episodes(
+    return load_trajectories(
         recorded, observation_space=env.observation_space, action_space=env.action_space, name="drift"
     )
 
@@ -330,7 +330,7 @@ def test_an_action_that_is_a_function_of_its_observation_is_learnt() -> None:
         for o in observations
     ]
     space = spaces.Box(-1, 1, (1,), np.float32)
-    data = Trajectories.from_episodes(episodes, observation_space=space, action_space=space)
+    data = load_trajectories(episodes, observation_space=space, action_space=space)
     losses = Losses()
     make(
         data, learning_rate=5e-3, policy_kwargs={"backbone": {"width": 16, "layers": 1, "heads": 1, "dropout": 0.0}}
@@ -535,7 +535,7 @@ def one_episode(steps: int) -> Trajectories:
         "actions": np.zeros((steps, 1), np.float32),
         "rewards": np.ones(steps, np.float32),
     }
-    return Trajectories.from_episodes([recorded], action_space=spaces.Box(-1.0, 1.0, (1,)))
+    return load_trajectories([recorded], action_space=spaces.Box(-1.0, 1.0, (1,)))
 
 
 @pytest.mark.parametrize(("longest", "context"), [(1, 1), (12, 12), (64, 64), (65, 20)])
@@ -994,7 +994,7 @@ def test_integers_without_bounds_are_standardized_as_floats_are(tmp_path: Path) 
     for dtype in (np.int64, np.float32):
         told = [episode | {"observations": episode["observations"].astype(dtype)} for episode in episodes]
         space = spaces.Box(0, np.inf, (2,), dtype)
-        models.append(make(Trajectories.from_episodes(told, observation_space=space)).learn(3))
+        models.append(make(load_trajectories(told, observation_space=space)).learn(3))
     models[0].save(tmp_path / "model")
     loaded = DecisionTransformer.load(tmp_path / "model", device="cpu")
     actions = [

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rltransformers.agents import DecisionTransformer
 from rltransformers.backbone import Record
-from rltransformers.data import ContextBatch, Trajectories
+from rltransformers.data import ContextBatch, Trajectories, load_trajectories
 from rltransformers.data.sampler import EVERYTHING
 from rltransformers.policies.decision_network import DecisionPolicy
 
@@ -56,7 +56,7 @@ def episodes(kind: str) -> Trajectories:
         for n in LENGTHS
     ]
     observation = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    return Trajectories.from_episodes(recorded, observation_space=observation, action_space=space, name="random")
+    return load_trajectories(recorded, observation_space=observation, action_space=space, name="random")
 
 
 class Plain:

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from rltransformers.agents import Actor, DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLVMPO
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves, stack_members
-from rltransformers.data import Trajectories
+from rltransformers.data import load_trajectories
 from rltransformers.policies.observations import STATELESS_CALLS
 from rltransformers.policies.output import PolicyOutput
 from tests.agents.masked_envs import Locks
@@ -58,7 +58,7 @@ def offline(action_space: gym.Space[Any], **settings: Any) -> DecisionTransforme
         "terminations": np.arange(8) == 7,
         "truncations": np.zeros(8, bool),
     }
-    data = Trajectories.from_episodes([episode] * 2, observation_space=SEEN, action_space=action_space, name="any")
+    data = load_trajectories([episode] * 2, observation_space=SEEN, action_space=action_space, name="any")
     policy = {"backbone": {"width": 8, "heads": 2, "layers": 1}}
     return DecisionTransformer(
         "DTPolicy", data, context_length=STEPS, batch_size=2, seed=3, device="cpu", policy_kwargs=policy, **settings

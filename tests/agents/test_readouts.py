@@ -15,7 +15,7 @@ from torch import Tensor
 from rltransformers.agents import DecisionTransformer, GTrXLPPO
 from rltransformers.cli.main import main
 from rltransformers.core.errors import ConfigError
-from rltransformers.data import Trajectories, record
+from rltransformers.data import Trajectories, load_trajectories, record
 from rltransformers.policies import steps
 from rltransformers.policies.readouts.interface import Datastore
 from rltransformers.policies.steps import Acting
@@ -141,7 +141,7 @@ def episodes_of(lengths: tuple[int, ...]) -> Trajectories:
         for index, n in enumerate(lengths)
     ]
     box = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    return Trajectories.from_episodes(rows, observation_space=box, action_space=space, name="rows")
+    return load_trajectories(rows, observation_space=box, action_space=space, name="rows")
 
 
 @pytest.mark.parametrize("context", [1, 4, 5])

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from rltransformers.core.errors import DataError
-from rltransformers.data import Trajectories
+from rltransformers.data import Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
 
 
@@ -26,7 +26,7 @@ def episodes(*returns: float, length: int = 2) -> Trajectories:
                 "truncations": np.zeros(length, bool),
             }
         )
-    return Trajectories.from_episodes(
+    return load_trajectories(
         made, observation_space=spaces.Box(-100, 100, (1,)), action_space=spaces.Discrete(2), name="made"
     )
 
@@ -66,7 +66,7 @@ def test_new_episodes_cost_one_copy_of_what_stays() -> None:
 
 
 def test_episodes_of_other_spaces_are_refused() -> None:
-    other = Trajectories.from_episodes(
+    other = load_trajectories(
         [
             {
                 "observations": np.zeros((2, 1), np.float32),

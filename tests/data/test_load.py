@@ -760,10 +760,6 @@ def test_data_without_last_observations_are_not_written_as_minari() -> None:
         write_minari(load_trajectories(coded_episodes(final=False)), "coded/none-v0")
 
 
-def test_trajectories_can_be_made_from_episodes_directly() -> None:
-    assert wrong_pairs(Trajectories.from_episodes(coded_episodes(), **BOX)) == 0
-
-
 # Guessed spaces ------------------------------------------------------------
 
 DOUBTFUL = {

@@ -291,7 +291,7 @@ def test_an_edited_file_whose_checksum_was_edited_too_is_read_as_any_data(
     file: str, content: Any, words: str, tmp_path: Path
 ) -> None:
     episode = {"observations": np.zeros((6, 1)), "actions": np.array([0, 1, 0, 1, 0]), "rewards": np.ones(5)}
-    folder = Trajectories.from_episodes([episode], action_space=spaces.Discrete(2)).save(tmp_path / "folder")
+    folder = load_trajectories([episode], action_space=spaces.Discrete(2)).save(tmp_path / "folder")
     array = folder / f"{'rewards' if file == 'header' else file}.npy"
     if isinstance(content, bytes):
         array.write_bytes(array.read_bytes()[:10] + content.ljust(118) + array.read_bytes()[128:])

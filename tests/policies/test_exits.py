@@ -18,7 +18,7 @@ from rltransformers.backbone.losses import DeepOptions, ExitOptions
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.leaving import NEVER, geometric, threshold_at
 from rltransformers.core.errors import ConfigError
-from rltransformers.data import Trajectories
+from rltransformers.data import Trajectories, load_trajectories
 from rltransformers.laws import perturbed
 from rltransformers.policies.deep_losses import Targets, deep_losses, ended, exits_loss, oracle, shifted
 from rltransformers.stacks.exits import draw
@@ -289,7 +289,7 @@ def episodes(kind: str) -> Trajectories:
         for n in (3, 9, 4, 2, 8)
     ]
     observation = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    return Trajectories.from_episodes(recorded, observation_space=observation, action_space=space, name="random")
+    return load_trajectories(recorded, observation_space=observation, action_space=space, name="random")
 
 
 def offline(kind: str, **values: Any) -> DecisionTransformer:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rltransformers.agents import DecisionTransformer, GTrXLPPO
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces, leaf_values, space_from_json, stack_members
-from rltransformers.data import Trajectories
+from rltransformers.data import load_trajectories
 from rltransformers.envs import FlatDict
 from rltransformers.export.step import Tensors
 from rltransformers.policies import shipping
@@ -55,7 +55,7 @@ def offline(observation: gym.Space[Any], action: gym.Space[Any], **settings: Any
         "terminations": np.arange(6) == 5,
         "truncations": np.zeros(6, bool),
     }
-    data = Trajectories.from_episodes([episode], observation_space=observation, action_space=action, name="any")
+    data = load_trajectories([episode], observation_space=observation, action_space=action, name="any")
     chosen: dict[str, Any] = {
         "context_length": 4,
         "batch_size": 2,

@@ -51,7 +51,7 @@ def episodes(kind: str, lengths: tuple[int, ...] = LENGTHS) -> Trajectories:
             }
         )
     observations = spaces.Dict({"place": spaces.Box(-np.inf, np.inf, (2,)), "episode": spaces.Discrete(len(LENGTHS))})
-    return Trajectories.from_episodes(recorded, observation_space=observations, action_space=space)
+    return load_trajectories(recorded, observation_space=observations, action_space=space)
 
 
 def make(kind: str, data: Trajectories, **settings: Any) -> DecisionTransformer:
@@ -434,7 +434,7 @@ def test_observations_of_many_numbers_and_classes_are_read_in_parts() -> None:
     observations = spaces.Dict(
         {"image": spaces.Box(0, 255, (side, side, 1), np.uint8), "word": spaces.Discrete(CLASSES + 50)}
     )
-    data = Trajectories.from_episodes(recorded, observation_space=observations, action_space=spaces.Discrete(2))
+    data = load_trajectories(recorded, observation_space=observations, action_space=spaces.Discrete(2))
     model = DecisionTransformer("DTPolicy", data, policy_kwargs={"backbone": SMALL}, context_length=4, seed=0)
     one_step = OneStep(model.policy, data)
     seen = {path: torch.as_tensor(leaf[:7]) for path, leaf in data.observations.items()}
