@@ -138,13 +138,11 @@ def by_transfer(task: Task, runs: Runs) -> Figure:
     return figure
 
 
-def draw_map(
-    path: Path, title: str, columns: Mapping[str, tuple[float, float]], lines: Mapping[str, Sequence[float | None]]
-) -> None:
-    """A number per line and column, colored from the chance of its column (white) to its best; empty where none is."""
-    low, high = np.array(list(columns.values()), dtype=np.float64).T
+def draw_map(path: Path, title: str, columns: Mapping[str, float], lines: Mapping[str, Sequence[float | None]]) -> None:
+    """A number per line and column, colored from the chance of its column (white) to 1; empty where none is."""
+    chance = np.array(list(columns.values()), dtype=np.float64)
     scores = np.array([[np.nan if value is None else value for value in each] for each in lines.values()])
-    shares = np.clip((scores - low) / (high - low), 0.0, 1.0)
+    shares = np.clip((scores - chance) / (1.0 - chance), 0.0, 1.0)
     figure = Figure(figsize=(2.2 + 0.62 * len(columns), 1.6 + 0.26 * len(lines)), layout="constrained")
     axes = figure.subplots()
     axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")

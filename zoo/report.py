@@ -131,9 +131,9 @@ def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     yield from (line([title, *map(number, each)]) for title, each in means.items())
 
 
-def map_of(suite: Suite, rows: Sequence[Row]) -> tuple[dict[str, tuple[float, float]], dict[str, list[float | None]]]:
-    """Columns of a map with their chance and best, and the mean over seeds in each for every variant with runs."""
-    columns: dict[str, tuple[float, float]] = {}
+def map_of(suite: Suite, rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, list[float | None]]]:
+    """Columns of a map with their chance, and the mean over seeds in each for every variant with runs."""
+    columns: dict[str, float] = {}
     lines: dict[str, list[float | None]] = {}
     for name, task in suite.tasks.items():
         runs = runs_of(suite, name, rows)
@@ -145,7 +145,7 @@ def map_of(suite: Suite, rows: Sequence[Row]) -> tuple[dict[str, tuple[float, fl
                 values += [None] * (len(columns) - len(values))  # a variant that earlier tasks do not have
                 values.append(statistics.fmean(scores) if scores else None)
             label = name.replace("_", " ") + ("" if place is None else f", {place}")
-            columns[label] = task.chance, task.best
+            columns[label] = task.chance
     return columns, {variant: values for variant, values in lines.items() if any(v is not None for v in values)}
 
 

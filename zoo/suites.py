@@ -11,7 +11,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass,
 from importlib import resources
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from rltransformers.cli.configs import find_config
 from rltransformers.cli.keywords import MEMORY_AGENTS
@@ -110,7 +110,7 @@ class Task:
         target: which target return the score is of, where an evaluation has several.
         transfers: name -> environment that the last weights of every run are evaluated in beside that of training.
         baseline: variant that the probability of improvement is against; default: the second.
-        chance, best: scores from which and up to which colors run in the picture of an overview ``map``.
+        chance: score from which colors run up to 1 in the picture of an overview ``map``.
         note: a sentence on the figures, under the table.
         published: name -> figure of others on this task, a column of the overview.
     """
@@ -126,7 +126,6 @@ class Task:
     baseline: str | None = None
     aims: list[Aim] = field(default_factory=list)
     chance: float = 0.0
-    best: float = 1.0
     note: str = ""
     published: dict[str, float] = field(default_factory=dict)
 
@@ -135,8 +134,8 @@ class Task:
             raise ConfigError(f"score {self.score!r}; {did_you_mean(self.score, SCORES)}")
         if not self.variants:
             raise ConfigError("variants: a task needs at least one")
-        if self.chance >= self.best:
-            raise ConfigError(f"chance {self.chance} is not below best {self.best}")
+        if self.chance >= 1.0:
+            raise ConfigError(f"chance {self.chance} is not below 1, the best score there is")
         named = [self.baseline, *(name for aim in self.aims for name in (aim.variant, aim.above, aim.over))]
         for name in named:
             if name is not None and name not in self.variants:
@@ -228,13 +227,21 @@ class Cell:
         return f"{self.task} / {self.variant}, seed {self.seed}"
 
 
+class SuiteVariant(NamedTuple):
+    """A variant of a task whose config is resolved; ``of_data``: it scores the episodes that the config learns from."""
+
+    config: ExperimentConfig
+    config_hash: str
+    of_data: bool
+
+
 @dataclass(frozen=True)
 class Suite:
-    """A suite whose configs are resolved: ``variants[task][name]`` is the config, its hash and whether it is data."""
+    """A suite whose configs are resolved, ``variants[task][name]``."""
 
     name: str
     text: SuiteText
-    variants: Mapping[str, Mapping[str, tuple[ExperimentConfig, str, bool]]]
+    variants: Mapping[str, Mapping[str, SuiteVariant]]
 
     @property
     def tasks(self) -> Mapping[str, Task]:
@@ -354,8 +361,7 @@ def config_hash(config: ExperimentConfig, kind: str = "run", transfers: Mapping[
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _resolve(task: Task, place: str, trust: bool) -> dict[str, tuple[ExperimentConfig, str, bool]]:
-    """Config, hash and kind of every variant."""
+def _resolve(task: Task, place: str, trust: bool) -> dict[str, SuiteVariant]:
     resolved = {}
     for name, overrides in task.variants.items():
         of_data = overrides.get("dataset") == "mean"
@@ -371,10 +377,11 @@ def _resolve(task: Task, place: str, trust: bool) -> dict[str, tuple[ExperimentC
                 _check_evaluation(task, config)
         except ConfigError as error:
             raise ConfigError(f"{place}.variants.{name}: {error}") from error
-        resolved[name] = (config, config_hash(config, "data" if of_data else "run", task.transfers), of_data)
+        hashed = config_hash(config, "data" if of_data else "run", task.transfers)
+        resolved[name] = SuiteVariant(config, hashed, of_data)
     _check_budgets(resolved, place)
     for aim in task.aims:
-        _check_targets(aim, resolved[aim.variant or task.method][0].evaluation.target_returns, place)
+        _check_targets(aim, resolved[aim.variant or task.method].config.evaluation.target_returns, place)
     folders_of(list(resolved), place)
     return resolved
 
@@ -403,12 +410,12 @@ def _check_evaluation(task: Task, config: ExperimentConfig) -> None:
         raise ConfigError(f"several target returns: set the task's target to one of {targets}, got {task.target}")
 
 
-def _check_budgets(resolved: Mapping[str, tuple[ExperimentConfig, str, bool]], place: str) -> None:
+def _check_budgets(resolved: Mapping[str, SuiteVariant], place: str) -> None:
     """Raise when variants that learn online do so for different numbers of environment steps: no comparison then."""
     budgets = {
-        name: config.train.total_timesteps
-        for name, (config, _, of_data) in resolved.items()
-        if config.dataset is None and not of_data
+        name: variant.config.train.total_timesteps
+        for name, variant in resolved.items()
+        if variant.config.dataset is None and not variant.of_data
     }
     if len(set(budgets.values())) > 1:
         listed = ", ".join(f"{name} {steps}" for name, steps in budgets.items())

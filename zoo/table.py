@@ -144,9 +144,9 @@ def current(suite: Suite, rows: Sequence[Row]) -> dict[tuple[str, str, int], Row
     newest = {}
     for row in sorted(rows, key=_order(suite)):
         variant = suite.variants.get(row.task, {}).get(row.variant)
-        if variant is not None and variant[1] == row.config_hash:
+        if variant is not None and variant.config_hash == row.config_hash:
             task = suite.tasks[row.task]
-            score = row.score if variant[2] else score_of(row.results, task.score, task.target)
+            score = row.score if variant.of_data else score_of(row.results, task.score, task.target)
             newest[row.key] = replace(row, score=score)
     return newest
 
