@@ -4,7 +4,6 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from os import PathLike
 from typing import Any
 
 import gymnasium
@@ -16,8 +15,6 @@ from rltransformers.envs.make import EnvironmentSource, WrapperConfig, Wrappers,
 
 DISPLAYS = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
 """Variables of which one is set where pygame has something to draw on."""
-RECORDER = "rltransformers.envs.video:EpisodeVideo"
-"""Name of the wrapper in a list of wrappers."""
 
 
 class EpisodeVideo(RecordVideo[Any, Any]):
@@ -75,8 +72,3 @@ def drawing_fault(env_id: EnvironmentSource, env_kwargs: Mapping[str, Any], wrap
         return None
     kind = "nothing" if frame is None else f"a {type(frame).__name__}"
     return f"with render_mode 'rgb_array' it draws {kind}, no image"
-
-
-def video_wrapper(folder: str | PathLike[str], names: Mapping[int, str]) -> dict[str, Any]:
-    """``EpisodeVideo`` as an entry of a list of wrappers."""
-    return {"name": RECORDER, "folder": str(folder), "names": names}

@@ -3,10 +3,10 @@
 from rltransformers.envs.memory_rules.interface import DOWN, LEFT, RIGHT, UP, Array, Length, Outcome, Rules, State
 from rltransformers.envs.memory_rules.mazes import ActiveTMaze, DistractorTMaze, EndlessTMaze, PassiveTMaze
 from rltransformers.envs.memory_rules.questions import CueRecall, Dihedral, LastKey, MovingCue, Parity
-from rltransformers.envs.memory_rules.rooms import KeyToDoor, ProofOfMemory, Size, Stitching, TwoGates
+from rltransformers.envs.memory_rules.rooms import KeyToDoor, ProofOfMemory, Stitching, TwoGates
 
 __all__ = [
     "DOWN", "LEFT", "RIGHT", "UP", "ActiveTMaze", "Array", "CueRecall", "Dihedral", "DistractorTMaze", "EndlessTMaze",
     "KeyToDoor", "LastKey", "Length", "MovingCue", "Outcome", "Parity", "PassiveTMaze", "ProofOfMemory", "Rules",
-    "Size", "State", "Stitching", "TwoGates",
+    "State", "Stitching", "TwoGates",
 ]  # fmt: skip

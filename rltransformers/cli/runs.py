@@ -24,7 +24,7 @@ from rltransformers.core.errors import ConfigError, require
 from rltransformers.core.files import naming
 from rltransformers.core.signals import Stopped, signals_to
 from rltransformers.core.world import current_sharing
-from rltransformers.envs.video import check_recordable, video_wrapper
+from rltransformers.envs.video import check_recordable
 from rltransformers.look.watch import backbone_of
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.offline.validation import ValidationResult
@@ -355,7 +355,8 @@ def _drawing(config: ExperimentConfig, folder: Path, names: Mapping[int, str]) -
     check_recordable(environment.id, kwargs, list(environment.wrappers))
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    wrappers = [video_wrapper(folder, names), *environment.wrappers]
+    recorder = {"name": "rltransformers.envs.video:EpisodeVideo", "folder": str(folder), "names": names}
+    wrappers = [recorder, *environment.wrappers]
     return replace(environment, num_envs=1, processes=False, kwargs=kwargs, wrappers=wrappers)
 
 

@@ -13,8 +13,6 @@ from rltransformers.core.values import Array
 from rltransformers.data.checks import damage
 from rltransformers.data.tables import file_batches
 
-EXTRA = "video"
-
 
 def read_frames(folder: Path, info: Mapping[str, Any], key: str, episodes: Array, steps: Array) -> Array:
     """Pictures [N, height, width, 3] of a feature at these steps [N] of episodes [N]; files are decoded once.
@@ -23,7 +21,7 @@ def read_frames(folder: Path, info: Mapping[str, Any], key: str, episodes: Array
         DataError: for files that are missing, outside the folder, no video, or too short.
         MissingExtraError: without imageio_ffmpeg.
     """
-    read = require("imageio_ffmpeg", EXTRA).read_frames
+    read = require("imageio_ffmpeg", "video").read_frames
     with damage(f"{folder / 'meta'} does not say where the films of {key!r} are", "download the data set again"):
         places = _places(folder, info, key, np.unique(episodes).tolist())
     rows_of: dict[Path, dict[int, int]] = {}

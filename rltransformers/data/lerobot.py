@@ -27,9 +27,8 @@ from rltransformers.data.checks import damage, leaf_name
 from rltransformers.data.columns import NESTED, value_or_error
 from rltransformers.data.films import read_frames
 from rltransformers.data.spaces import Options
-from rltransformers.data.steps import EXTRA as PANDAS_EXTRA
 from rltransformers.data.steps import trajectories_from_steps
-from rltransformers.data.tables import EXTRA, column_values, file_batches
+from rltransformers.data.tables import column_values, file_batches
 from rltransformers.data.trajectories import Trajectories
 
 INFO = Path("meta") / "info.json"
@@ -74,7 +73,7 @@ def read_lerobot(path: str | os.PathLike[str], options: Options) -> Trajectories
         raise DataError(f"{folder} holds no rows; nothing can be learned from it")
     name = options.name or folder.name
     with damage(f"{folder / 'data'}: its files have different columns", "download the data set again"):
-        table = require("pyarrow", EXTRA).Table.from_batches(batches)
+        table = require("pyarrow", "parquet").Table.from_batches(batches)
     columns: dict[str, Any] = {}
     for key in table.column_names:
         kind, column = features.get(key, {}).get("dtype"), table.column(key).combine_chunks()
@@ -165,7 +164,7 @@ def _tasks(folder: Path) -> list[str]:
         return []
     with damage(f"{table} is damaged", "download the data set again"):
         (batch,) = (
-            require("pyarrow", EXTRA).Table.from_batches(list(file_batches([table]))).combine_chunks().to_batches()
+            require("pyarrow", "parquet").Table.from_batches(list(file_batches([table]))).combine_chunks().to_batches()
         )
         others = [name for name in batch.schema.names if name != "task_index"]
         text = next((name for name in ("task", "__index_level_0__") if name in others), others[0])
@@ -288,8 +287,8 @@ def _write_tables(
     data: Trajectories, folder: Path, columns: Mapping[str, Array], tasks: list[str], of_steps: Array
 ) -> None:
     """Write the rows, a row group per episode, and the tables of episodes and of tasks."""
-    pandas, pyarrow = require("pandas", PANDAS_EXTRA), require("pyarrow", EXTRA)
-    parquet = require("pyarrow.parquet", EXTRA)
+    pandas, pyarrow = require("pandas", "csv"), require("pyarrow", "parquet")
+    parquet = require("pyarrow.parquet", "parquet")
     places = list(_files(data, sum(values.nbytes for values in columns.values()) / data.steps))
     rows = []
     for file in range(places[-1] + 1):

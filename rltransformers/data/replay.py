@@ -273,9 +273,6 @@ class SegmentReplay:
         """Rows that are held."""
         return int(np.minimum(self.written, self.rows).sum())
 
-    def draw(self, count: int, generator: torch.Generator, prioritized: bool = False) -> Draw:
-        return draw_segments(*self.eligible(), self.priorities, count, generator, prioritized)
-
     def gather(self, draw: Draw) -> Window:
         """The rows of drawn segments, with their context in front and what returns reach into behind."""
         return self.window(draw.rows, draw.segments * self.length, self.length + self.n_step, draw.weights)

@@ -36,7 +36,6 @@ from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.data.writer import column
 
-EXTRA = "csv"
 Starts = npt.NDArray[np.int64]
 """Rows [E] where episodes begin."""
 FLAGS = ("terminations", "truncations", "dones")
@@ -67,7 +66,7 @@ def read_csv(path: str | os.PathLike[str], options: Options) -> Trajectories:
 
 
 def _frame(file: Path) -> Any:
-    pandas = require("pandas", EXTRA)
+    pandas = require("pandas", "csv")
     way_out = "read it with pandas.read_csv(file, encoding=..., sep=...) and pass the DataFrame"
     with damage(f"{file} is no table of comma-separated values", way_out):
         as_text: dict[str, Any] = {"sep": "\0", "header": None, "dtype": str, "quoting": csv.QUOTE_NONE}
@@ -90,7 +89,7 @@ def trajectories_from_frames(frames: Sequence[Any], options: Options, name: str 
             raise DataError(f"{name}: item {index} is {shown(frame)}, the first a DataFrame; pass DataFrames alone")
         for key in set(frame.columns) ^ set(filled[0].columns):
             lacking[key] = f"{name}: {key!r} is a column of only one of the tables 0 and {index}; make them alike"
-    columns = _columns(require("pandas", EXTRA).concat(filled), options.name or name)
+    columns = _columns(require("pandas", "csv").concat(filled), options.name or name)
     columns |= {_label(key): DataError(fault) for key, fault in lacking.items()}  # said where they are read
     starts = starts_of(filled)
     return trajectories_from_steps(columns, options, name, starts=starts, files=starts)
@@ -235,7 +234,7 @@ def write_csv(data: Trajectories, path: str | os.PathLike[str], *, overwrite: bo
     target = Path(path)
     if target.exists() and not overwrite:
         raise DataError(f"{target} exists; pass overwrite=True or another path")
-    pandas = require("pandas", EXTRA)
+    pandas = require("pandas", "csv")
     episodes, steps = data.episode_of_steps, np.arange(data.steps)
     rows = steps + episodes
     kinds = [("observations", data.observations, rows), ("actions", data.actions, steps)]

@@ -25,7 +25,6 @@ from rltransformers.data.spaces import Options
 from rltransformers.data.steps import starts_of, trajectories_from_steps
 from rltransformers.data.trajectories import Trajectories
 
-EXTRA = "parquet"
 STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
 """Files of ``Dataset.save_to_disk`` in a folder: its files, its splits, its description."""
 MAX_VALUES = 2000
@@ -93,7 +92,7 @@ def is_arrow(value: object) -> bool:
 def trajectories_from_arrow(table: Any, options: Options) -> Trajectories:
     """Trajectories of such a table."""
     with damage(f"{type(table).__name__} is no table", "pass one with named columns"):
-        table = require("pyarrow", EXTRA).table(table)
+        table = require("pyarrow", "parquet").table(table)
     return trajectories_from_tables([table.to_batches()], options, "table")
 
 
@@ -106,7 +105,7 @@ def trajectories_from_tables(files: Iterable[Iterable[Any]], options: Options, n
     """
     name = options.name or name
     batches = [part for file in files if (part := [batch for batch in file if batch.num_rows])]
-    tables = [require("pyarrow", EXTRA).Table.from_batches(part) for part in batches]
+    tables = [require("pyarrow", "parquet").Table.from_batches(part) for part in batches]
     nonempty = [batch for part in batches for batch in part]
     if not nonempty:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
@@ -154,14 +153,15 @@ def _joined(tables: Sequence[Any], key: str, where: str) -> Any:
     """A column of several tables, some of which may hold wider numbers."""
     parts = [table.select([key]) for table in tables]
     with damage(f"{where} has different types in some files", "make them alike"):
-        return require("pyarrow", EXTRA).concat_tables(parts, promote_options="permissive").column(0).combine_chunks()
+        joined = require("pyarrow", "parquet").concat_tables(parts, promote_options="permissive")
+        return joined.column(0).combine_chunks()
 
 
 def _trajectories_of_steps(tables: Sequence[Any], options: Options, name: str) -> Trajectories:
     """Trajectories of rows that are episodes: lists of steps, as RLDS has them."""
-    pyarrow = require("pyarrow", EXTRA)
+    pyarrow = require("pyarrow", "parquet")
     episodes = _joined(tables, STEPS, f"{name}: {STEPS}")
-    lengths = require("pyarrow.compute", EXTRA).list_value_length(episodes).to_numpy(zero_copy_only=False)
+    lengths = require("pyarrow.compute", "parquet").list_value_length(episodes).to_numpy(zero_copy_only=False)
     steps = pyarrow.Table.from_struct_array(episodes.flatten())
     lengths = lengths[lengths > 0]
     starts = (np.cumsum(lengths) - lengths).astype(np.int64)
@@ -181,13 +181,13 @@ def _is_row_an_episode(batch: Any, columns: list[str]) -> bool:
 
 def file_batches(files: list[Path]) -> Iterator[Any]:
     """The record batches of all files, checked against the bytes that they are stored in."""
-    pyarrow = require("pyarrow", EXTRA)
+    pyarrow = require("pyarrow", "parquet")
     for file in files:
         with damage(f"{file} is truncated or no table", "write or download it again"):
             if file.suffix.lower() != ".parquet":
                 yield from _arrow(file, pyarrow)
                 continue
-            with require("pyarrow.parquet", EXTRA).ParquetFile(file) as opened:
+            with require("pyarrow.parquet", "parquet").ParquetFile(file) as opened:
                 _check_values(stated_values(file), file)
                 yield from opened.iter_batches(_ROWS_AT_ONCE)
 
@@ -228,13 +228,13 @@ def _configuration(file: Path) -> str | None:
 
 
 def _is_list(kind: Any) -> bool:
-    types = require("pyarrow", EXTRA).types
+    types = require("pyarrow", "parquet").types
     return any(check(kind) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
 def _check_entries(array: Any, where: str) -> None:
     """Raise DataError for a missing entry that is no number: of numbers it is NaN, and found where it matters."""
-    types = require("pyarrow", EXTRA).types
+    types = require("pyarrow", "parquet").types
     if array.null_count and not (types.is_floating(array.type) or types.is_integer(array.type)):
         raise DataError(f"{where}: row {array.is_null().index(True)} has no value; fill it in, or drop such rows")
 
@@ -242,7 +242,7 @@ def _check_entries(array: Any, where: str) -> None:
 def _member(array: Any, row: int, where: str) -> Any:
     """Values of one row of a column: arrays of T steps, nested like the structs of the column, or a single number."""
     _check_entries(array, where)
-    if require("pyarrow", EXTRA).types.is_struct(array.type):
+    if require("pyarrow", "parquet").types.is_struct(array.type):
         return _fields(array, lambda part, path: _member(part, row, path), where)
     return column_values(array.slice(row, 1).flatten(), where) if _is_list(array.type) else array[row].as_py()
 
@@ -250,11 +250,11 @@ def _member(array: Any, row: int, where: str) -> Any:
 def column_values(array: Any, where: str) -> Any:
     """Rows of a column as arrays, nested like its structs."""
     _check_entries(array, where)
-    if require("pyarrow", EXTRA).types.is_struct(array.type):
+    if require("pyarrow", "parquet").types.is_struct(array.type):
         return _fields(array, column_values, where)
     if not _is_list(array.type):
         return array.to_numpy(zero_copy_only=False)
-    sizes = np.unique(require("pyarrow.compute", EXTRA).list_value_length(array).to_numpy(zero_copy_only=False))
+    sizes = np.unique(require("pyarrow.compute", "parquet").list_value_length(array).to_numpy(zero_copy_only=False))
     if len(sizes) > 1:
         raise DataError(f"{where} holds rows of {sizes[0]} and of {sizes[-1]} numbers; all must have the same size")
     size = int(sizes[0]) if len(sizes) else 0

@@ -11,7 +11,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
 from rltransformers.agents import GTrXLDQN
-from rltransformers.data.replay import SegmentReplay, Window
+from rltransformers.data.replay import Draw, SegmentReplay, Window, draw_segments
 from tests.agents.tiny_envs import Stroll
 
 TINY = {"preset": "gtrxl", "width": 16, "layers": 2, "heads": 2, "memory": 3}
@@ -60,6 +60,11 @@ def loud(model: GTrXLDQN) -> None:
 def replay_of(model: Any) -> SegmentReplay:
     replay: SegmentReplay = model.replay_buffer
     return replay
+
+
+def draw_from(replay: SegmentReplay, count: int, generator: torch.Generator, prioritized: bool = False) -> Draw:
+    """Some segments of a replay, drawn as in an update."""
+    return draw_segments(*replay.eligible(), replay.priorities, count, generator, prioritized)
 
 
 def train_on(model: Any, window: Window) -> dict[str, float]:

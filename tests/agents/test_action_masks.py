@@ -31,7 +31,7 @@ from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.online.vec_envs import as_vec_env
 from tests.agents.masked_envs import Keyholes, Locks
 from tests.agents.replayed import agent as replayed_agent
-from tests.agents.replayed import collect, replay_of
+from tests.agents.replayed import collect, draw_from, replay_of
 from tests.agents.rollouts import ON_POLICY, loud, rollout
 from tests.agents.test_gtrxl_dqn_laws import differences
 from tests.agents.tiny_envs import AnySpace
@@ -97,7 +97,7 @@ def test_replayed_values_are_those_of_acting_and_targets_keep_to_the_mask(source
     said = collect(model, 60)
     assert differences(model, said).max() < 1e-5
     replay = replay_of(model)
-    window = model._normalized(replay.gather(replay.draw(16, torch.Generator().manual_seed(0))))
+    window = model._normalized(replay.gather(draw_from(replay, 16, torch.Generator().manual_seed(0))))
     q = model.policy.evaluate_window(window).q
     masks = window.observations["action_mask"][:, window.context :].bool()
     assert (q[~masks] < -1e20).all()

@@ -18,7 +18,7 @@ from rltransformers.backbone import Record
 from rltransformers.data.replay import Window
 from rltransformers.policies.policy_state import StepInputs
 from rltransformers.policies.q_network import GTrXLQPolicy
-from tests.agents.replayed import SEGMENT, agent, collect, replay_of, strolls, train_on
+from tests.agents.replayed import SEGMENT, agent, collect, draw_from, replay_of, strolls, train_on
 from tests.agents.tiny_envs import AnySpace
 
 UPDATES, BATCH = 3, 4
@@ -86,7 +86,7 @@ def plain_round(model: GTrXLDQN, settings: dict[str, Any]) -> tuple[GTrXLQPolicy
     n, gamma, rescaled = settings["n_step"], model.gamma, settings.get("value_rescale", False)
     seen = {"clipped": 0.0, "auxiliary": 0.0, "terminal": 0.0, "stops": 0.0, "beyond": 0.0}
     for update in range(1, UPDATES + 1):
-        draw = replay.draw(BATCH, generator, settings.get("prioritized", False))
+        draw = draw_from(replay, BATCH, generator, settings.get("prioritized", False))
         window = replay.gather(draw)
         window = window if model._scale is None else scaled(window, float(model._scale.moments.var))
         record = Record()
@@ -189,7 +189,7 @@ def test_losses_behind_inner_layers_learn_from_the_same_targets() -> None:
     model = agent(backbone={"preset": "calm", "losses": {"exits": 0.5}})
     collect(model, 60)
     replay = replay_of(model)
-    logged = train_on(model, replay.gather(replay.draw(3, torch.Generator().manual_seed(0))))
+    logged = train_on(model, replay.gather(draw_from(replay, 3, torch.Generator().manual_seed(0))))
     assert logged["train/exits_loss"] > 0
     assert logged["train/loss"] == pytest.approx(logged["train/td_loss"] + 0.5 * logged["train/exits_loss"], rel=1e-5)
     idle = [

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rltransformers.data.replay import Window
 from rltransformers.policies.policy_state import StepInputs
-from tests.agents.replayed import SEGMENT, collect, replay_of, train_on
+from tests.agents.replayed import SEGMENT, collect, draw_from, replay_of, train_on
 from tests.agents.soft import BOX, SPACES, soft, walks
 from tests.agents.tiny_envs import AnySpace
 
@@ -110,7 +110,7 @@ def test_an_update_is_the_plain_loop(name: str, shared: bool) -> None:
     generator = torch.Generator()
     generator.set_state(model._batch_generator.get_state())
     replay = replay_of(model)
-    window = replay.gather(replay.draw(BATCH, generator))
+    window = replay.gather(draw_from(replay, BATCH, generator))
     width = {"box": 2, "choices": 0, "mixed": 3}[name]
     noise = torch.randn((BATCH, SEGMENT + n, width), generator=generator)
     chosen = torch.randperm(3, generator=generator)[:2].tolist()

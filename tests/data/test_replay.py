@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.data.replay import Draw, SegmentReplay
+from tests.agents.replayed import draw_from
 
 E, L, C, N = 3, 4, 5, 2
 Rows = tuple[int, ...]
@@ -132,7 +133,7 @@ def test_drawing_is_uniform_over_segments_of_all_environments() -> None:
     writer.steps(8)
     oldest, counts = buffer.eligible()
     assert counts.tolist() == [2, 1, 2]
-    draw = buffer.draw(5_000, generator)
+    draw = draw_from(buffer, 5_000, generator)
     found = Counter(zip(draw.rows.tolist(), draw.segments.tolist(), strict=True))
     assert set(found) == {(row, oldest[row] + k) for row in range(E) for k in range(counts[row])}
     assert max(abs(count - 1000) for count in found.values()) < 100  # three standard deviations: 85
@@ -146,7 +147,7 @@ def test_prioritised_draws_follow_priorities_and_weights_make_up_for_them() -> N
     assert len(buffer) == 6
     priorities = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 0.0])
     buffer.prioritize(every, priorities)
-    draw = buffer.draw(20_000, generator, prioritized=True)
+    draw = draw_from(buffer, 20_000, generator, prioritized=True)
     shares = priorities.clamp(min=1e-6) ** 0.9
     shares = shares / shares.sum()
     place = torch.as_tensor(draw.rows * 2 + draw.segments)
@@ -218,7 +219,7 @@ def test_a_stored_replay_goes_on_as_if_nothing_had_happened(steps: int) -> None:
     for each in (writer, second):
         each.step(terminal=(0,), cut=(1,))
         each.steps(9)
-    a, b = (each.draw(20, torch.Generator().manual_seed(1), prioritized=True) for each in (buffer, other))
+    a, b = (draw_from(each, 20, torch.Generator().manual_seed(1), prioritized=True) for each in (buffer, other))
     assert np.array_equal(a.rows, b.rows) and np.array_equal(a.segments, b.segments)
     one, two = buffer.gather(a), other.gather(b)
     for name, value in vars(one).items():
