@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import annotations, check_settings
 from rltransformers.envs import memory_rules
-from rltransformers.envs.memory_rules import Array, Outcome, Rules, State
+from rltransformers.envs.memory_rules import Array, Rules, RulesOutcome, State
 
 
 class MemoryTask(gymnasium.Env[Array, Any]):
@@ -190,7 +190,7 @@ def _rules(rules_type: Callable[..., Rules], options: dict[str, Any]) -> Rules:
     return rules_type(**check_settings(annotations(rules_type), options))
 
 
-def _step(rules: Rules, action_space: Any, state: State | None, actions: Array) -> Outcome:
+def _step(rules: Rules, action_space: Any, state: State | None, actions: Array) -> RulesOutcome:
     if state is None:
         raise ResetNeeded("call reset before the first step")
     counts = isinstance(action_space, Discrete)

@@ -368,10 +368,8 @@ def line(cells: Sequence[str]) -> str:
 
 def folded(noun: str, table: Sequence[str]) -> list[str]:
     """A table, behind a line that opens it where it is long."""
-    count = len(table) - len(table_head([]))
-    if count <= MAX_LINES:
-        return list(table)
-    return opening(f"All {count} {noun}", table)
+    lines = len(table) - len(table_head([]))
+    return list(table) if lines <= MAX_LINES else opening(f"All {lines} {noun}", table)
 
 
 def opening(title: str, lines: Sequence[str]) -> list[str]:

@@ -64,7 +64,7 @@ def reproduce(
         with closing(engine_of(engine, address)) as processes:
             failed = work.do(wanted, processes, jobs)
     for path in report.write(suite, work.results):
-        print(f"written  {shown(path)}")
+        print(f"written  {relative(path)}")
     return failed
 
 
@@ -106,7 +106,7 @@ class Work:
         missing = [cell for cell in wanted if cell.key not in current(self.suite, read_rows(self.csv))]
         print(self._counts(wanted, missing))
         for cell in missing:
-            print(f"  {cell}  {shown(self.folder(cell))}")
+            print(f"  {cell}  {relative(self.folder(cell))}")
 
     def do(self, wanted: Sequence[Cell], engine: Engine, jobs: int | None) -> int:
         """Run what is missing, ``jobs`` at a time; the number of cells that failed."""
@@ -119,7 +119,7 @@ class Work:
         seconds = remaining(missing, done.values(), jobs)
         print(
             f"{self._counts(wanted, missing)}, {jobs} at a time{about(seconds)}; "
-            f"logs beside the run folders in {shown(self.runs / self.suite.name)}",
+            f"logs beside the run folders in {relative(self.runs / self.suite.name)}",
             flush=True,
         )
         require_trust(self._programs(missing), f"suite {self.suite.name}", self.trust)
@@ -193,7 +193,7 @@ class Work:
         row = cells.read_row(folder) if status == 0 else None
         if row is None or not matches(row, cell):
             log = folder.with_name(f"{folder.name}.log")
-            print(f"{place} FAILED (status {status}): {cell}; the last lines of {shown(log)}:", flush=True)
+            print(f"{place} FAILED (status {status}): {cell}; the last lines of {relative(log)}:", flush=True)
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
             print("\n".join(f"    {line}" for line in lines), flush=True)
             return False
@@ -286,6 +286,6 @@ def about(seconds: float | None) -> str:
     return f", about {minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f", about {minutes} min"
 
 
-def shown(path: Path) -> Path:
+def relative(path: Path) -> Path:
     """A path inside the current folder without that folder."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

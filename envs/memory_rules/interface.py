@@ -21,7 +21,7 @@ Length = Annotated[int, Ge(1), Le(10**9)]
 """Of an episode or of a part of it, in steps or cells."""
 
 
-class Outcome(NamedTuple):
+class RulesOutcome(NamedTuple):
     """Outcome of one step, per copy [N]; ``success`` counts only where the episode ends.
 
     ``truncated`` ends an episode that could go on; None where no task of this kind does.
@@ -78,7 +78,7 @@ class Rules(ABC):
     def observe(self, state: State) -> Array: ...
 
     @abstractmethod
-    def step(self, state: State, action: Array) -> Outcome: ...
+    def step(self, state: State, action: Array) -> RulesOutcome: ...
 
 
 def whole(uniform: Array, n: int) -> Array:

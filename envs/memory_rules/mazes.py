@@ -14,8 +14,8 @@ from rltransformers.envs.memory_rules.interface import (
     UP,
     Array,
     Length,
-    Outcome,
     Rules,
+    RulesOutcome,
     State,
     check_shortest,
     log_uniform,
@@ -68,7 +68,7 @@ class _TMaze(Rules):
         second = np.where(at_junction, state["y"], np.where(at_cue, state["goal"], 0))
         return np.stack([at_junction, second], axis=1).astype(np.float32)
 
-    def step(self, state: State, action: Array) -> Outcome:
+    def step(self, state: State, action: Array) -> RulesOutcome:
         x, y, end, t = state["x"], state["y"], state["end"], state["t"] + 1
         along = (action == RIGHT).astype(np.int64) - (action == LEFT)
         across = (action == UP).astype(np.int64) - (action == DOWN)
@@ -80,7 +80,7 @@ class _TMaze(Rules):
         behind = ~terminated & (moved_x < t - self.detour)
         reward = success - behind / (last - 1)
         shown = state["shown"] | (x == 0)
-        return Outcome(state | {"x": moved_x, "y": moved_y, "shown": shown, "t": t}, reward, terminated, success)
+        return RulesOutcome(state | {"x": moved_x, "y": moved_y, "shown": shown, "t": t}, reward, terminated, success)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class DistractorTMaze(Rules):
         observation[:, 2 + self.bits :] = random_bits(state["seed"][:, None], places) & ~first[:, None]
         return observation
 
-    def step(self, state: State, action: Array) -> Outcome:
+    def step(self, state: State, action: Array) -> RulesOutcome:
         last = self.corridor - 1
         at_junction = state["x"] == last
         turned = at_junction & (action < 2)
@@ -181,7 +181,7 @@ class DistractorTMaze(Rules):
         x = np.where(at_junction, last, np.clip(state["x"] + along, 0, last))
         t = state["t"] + 1
         reward = np.where(turned, np.where(right, 4.0, -1.0), -0.1)
-        return Outcome(state | {"x": x, "t": t}, reward, turned, right, (t >= self.limit) & ~turned)
+        return RulesOutcome(state | {"x": x, "t": t}, reward, turned, right, (t >= self.limit) & ~turned)
 
 
 @dataclass(frozen=True)
@@ -223,14 +223,14 @@ class EndlessTMaze(Rules):
         cue = [first & (state["side"] == side) for side in (0, 1)]
         return np.stack([*cue, state["cell"] == state["end"]], 1).astype(np.float32)
 
-    def step(self, state: State, action: Array) -> Outcome:
+    def step(self, state: State, action: Array) -> RulesOutcome:
         turned = state["cell"] == state["end"]
         right = turned & (action == state["side"])
         solved = right & (state["number"] == self.junctions - 1)
         walked = state | {"cell": state["cell"] + 1}
         next_corridor = self._corridor(state["seed"], state["number"] + 1)
         entered = {name: np.where(right, value, walked[name]) for name, value in next_corridor.items()}
-        return Outcome(walked | entered, right.astype(np.float64), solved | (turned & ~right), solved)
+        return RulesOutcome(walked | entered, right.astype(np.float64), solved | (turned & ~right), solved)
 
     def _corridor(self, seed: Array, number: Array) -> State:
         """The first cell of the corridor with this number, 0 first: its last cell and the side of its cue."""

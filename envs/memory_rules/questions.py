@@ -11,8 +11,8 @@ from rltransformers.core.ranges import UnitInterval, check
 from rltransformers.envs.memory_rules.interface import (
     Array,
     Length,
-    Outcome,
     Rules,
+    RulesOutcome,
     State,
     check_shortest,
     log_uniform,
@@ -68,10 +68,10 @@ class CueRecall(Rules):
         observation[:, -1] = state["t"] == state["due"]
         return observation
 
-    def step(self, state: State, action: Array) -> Outcome:
+    def step(self, state: State, action: Array) -> RulesOutcome:
         answered = state["t"] == state["due"]
         right = answered & (action == state["cue"])
-        return Outcome(state | {"t": state["t"] + 1}, right.astype(np.float64), answered, right)
+        return RulesOutcome(state | {"t": state["t"] + 1}, right.astype(np.float64), answered, right)
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ class _Questions(Rules):
         }
         return self._with_event(state | self.first_values(len(seed)))
 
-    def step(self, state: State, action: Array) -> Outcome:
+    def step(self, state: State, action: Array) -> RulesOutcome:
         right = state["asked"] & (action == self.answer(state))
         all_right = state["all_right"] & (right | ~state["asked"])
         ended = state["t"] >= state["last"]
         after = self._with_event(state | {"t": state["t"] + 1, "all_right": all_right})
-        return Outcome(after, right / state["questions"], ended, ended & all_right)
+        return RulesOutcome(after, right / state["questions"], ended, ended & all_right)
 
     @abstractmethod
     def first_values(self, copies: int) -> State:

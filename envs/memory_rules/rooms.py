@@ -14,8 +14,8 @@ from rltransformers.envs.memory_rules.interface import (
     UP,
     Array,
     Length,
-    Outcome,
     Rules,
+    RulesOutcome,
     State,
     random_shares,
     random_words,
@@ -79,7 +79,7 @@ class KeyToDoor(Rules):
         observation[:, 4], observation[:, 5] = np.where(in_view, away, 0.0)
         return observation
 
-    def step(self, state: State, action: Array) -> Outcome:
+    def step(self, state: State, action: Array) -> RulesOutcome:
         room = self._room(state["t"])
         row, column = _walk(*divmod(state["cell"], self.size), action, self.size)
         cell = row * self.size + column
@@ -90,7 +90,7 @@ class KeyToDoor(Rules):
         next_room = self._room(t)
         cell = np.where(next_room == room, cell, state["starts"][np.arange(len(room)), next_room])
         after = {**state, "t": t, "cell": cell, "has_key": has_key, "opened": opened}
-        return Outcome(after, opens.astype(np.float64), t >= self.horizon, opened)
+        return RulesOutcome(after, opens.astype(np.float64), t >= self.horizon, opened)
 
     def _room(self, t: Array) -> Array:
         room: Array = np.minimum(t // self.phase_steps, 2)
@@ -145,7 +145,7 @@ class Stitching(Rules):
         room, last = state["room"], self.size - 1
         return np.stack([room == 0, room == 1, state["row"] / last, state["column"] / last], 1).astype(np.float32)
 
-    def step(self, state: State, action: Array) -> Outcome:
+    def step(self, state: State, action: Array) -> RulesOutcome:
         last = self.size - 1
         row, column = _walk(state["row"], state["column"], action, self.size)
         at_door = (state["room"] == 0) & (row == 0) & (column == 0)
@@ -155,7 +155,7 @@ class Stitching(Rules):
         t = state["t"] + 1
         over = (t >= self.horizon) | (behind >= self.overlap if self.parts else False)
         after = state | {"t": t, "room": room, "row": row, "column": column, "behind": behind}
-        return Outcome(after, arrived.astype(np.float64), arrived, arrived, over & ~arrived)
+        return RulesOutcome(after, arrived.astype(np.float64), arrived, arrived, over & ~arrived)
 
 
 @dataclass(frozen=True)
@@ -196,12 +196,12 @@ class TwoGates(Rules):
     def observe(self, state: State) -> Array:
         return self._gate(state).astype(np.float32)
 
-    def step(self, state: State, action: Array) -> Outcome:
+    def step(self, state: State, action: Array) -> RulesOutcome:
         gate = self._gate(state)
         passes = np.linalg.norm([action - gate, action + gate], axis=-1).min(0) <= self.radius
         t = state["t"] + 1
         through = passes & (t >= self.walls)
-        return Outcome(state | {"t": t}, through.astype(np.float64), ~passes | through, through)
+        return RulesOutcome(state | {"t": t}, through.astype(np.float64), ~passes | through, through)
 
     @classmethod
     def demonstrate(cls, observations: Array, generator: np.random.Generator) -> Array:
@@ -250,14 +250,15 @@ class ProofOfMemory(Rules):
         right = np.where(state["t"] <= self.shown, state["right"], 0)
         return np.stack([-right, state["cell"] / self.half, right], 1).astype(np.float32)
 
-    def step(self, state: State, action: Array) -> Outcome:
+    def step(self, state: State, action: Array) -> RulesOutcome:
         moves = state["t"] >= self.shown
         cell = np.clip(state["cell"] + moves * (2 * action - 1), -self.half, self.half)
         arrived = np.abs(cell) == self.half
         good = np.sign(cell) == state["right"]
         t = state["t"] + 1
         reward = np.where(arrived, np.where(good, 1.6, -1.6), -0.1 * moves)
-        return Outcome(state | {"cell": cell, "t": t}, reward, arrived, arrived & good, (t >= self.horizon) & ~arrived)
+        after, truncated = state | {"cell": cell, "t": t}, (t >= self.horizon) & ~arrived
+        return RulesOutcome(after, reward, arrived, arrived & good, truncated)
 
 
 def _walk(row: Array, column: Array, action: Array, size: int) -> tuple[Array, Array]:

@@ -199,7 +199,7 @@ def damage(what: str, way_out: str) -> Iterator[None]:
 
 
 @contextmanager
-def naming(where: str) -> Iterator[None]:
+def prefixing(where: str) -> Iterator[None]:
     """Begin the message of a DataError of the block with ``where``."""
     try:
         yield

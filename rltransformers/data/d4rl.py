@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rltransformers.core.errors import DataError
 from rltransformers.core.spaces import Space, first_leaf, leaf_values, map_leaves
 from rltransformers.core.values import Bools, flags, numbers
-from rltransformers.data.checks import jumps, leaf_name, locate, naming
+from rltransformers.data.checks import jumps, leaf_name, locate, prefixing
 from rltransformers.data.hdf5 import lazy_tree, opened_hdf5
 from rltransformers.data.keys import IGNORED, key_names, pick_leaves
 from rltransformers.data.spaces import Joined, Options, choose_spaces, chunks, lazy_numbers
@@ -239,13 +239,13 @@ def trajectories_from_d4rl(
         if key not in given:
             return np.zeros(rows, bool)
         values = _array(given[key], where := f"{name}: {names[key]}")
-        with naming(where):
+        with prefixing(where):
             values = column(flags(values))
         check_rows(names[key], values)
         return values
 
     def leaves(key: str, space: Space) -> dict[str, Any]:
-        with naming(f"{name}: {names[key]} do not fit the space:"):
+        with prefixing(f"{name}: {names[key]} do not fit the space:"):
             arrays = leaf_values(space, given[key])
         arrays = {path: _array(leaf, leaf_name(f"{name}: {names[key]}", path)) for path, leaf in arrays.items()}
         for path, leaf in arrays.items():
@@ -289,7 +289,7 @@ def trajectories_from_d4rl(
 
 
 def _array(values: Any, where: str) -> Any:
-    with naming(where):
+    with prefixing(where):
         values = lazy_numbers(values)
     if len(values.shape) == 0:
         raise DataError(f"{where} is a single number, one row per step is needed")

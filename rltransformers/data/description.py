@@ -31,7 +31,7 @@ _MOST_GAPS = 4
 _MOST_LINES = 16  # of one leaf, in the text
 
 
-def describe(data: "Trajectories") -> dict[str, Any]:
+def summary_of(data: "Trajectories") -> dict[str, Any]:
     """Do what ``Trajectories.summary`` says."""
     returns, lengths, ends = data.returns, data.lengths, data.offsets[1:] - 1
     targets, reach = data.target_returns(), NEAR * float(np.ptp(returns))
@@ -141,7 +141,7 @@ def _use_of_box(space: spaces.Box, leaf: Array, guessed: bool) -> dict[str, Any]
     return use
 
 
-def description(summary: Mapping[str, Any]) -> str:
+def summary_text(summary: Mapping[str, Any]) -> str:
     """The text for what ``Trajectories.summary`` returned, 80 columns wide."""
     return "\n".join(line.rstrip() for line in _lines(summary))
 

@@ -9,7 +9,7 @@ import numpy as np
 from rltransformers.core.errors import DataError, one_line
 from rltransformers.core.spaces import Space, first_leaf, leaf_values, map_leaves, nest_leaves
 from rltransformers.core.values import as_array, numbers
-from rltransformers.data.checks import jumps, naming
+from rltransformers.data.checks import jumps, prefixing
 from rltransformers.data.columns import array_of
 from rltransformers.data.keys import NAMES, key_names, pick_leaves
 from rltransformers.data.spaces import Joined, Options, choose_spaces
@@ -77,7 +77,7 @@ def _arrays(episode: Any, index: int, name: str) -> dict[str, Any]:
         nested = isinstance(values, list) and values and isinstance(values[0], Mapping)
         arrays[key] = array_of(values, f"{where}: {key}") if nested else values
     if "rewards" in arrays:
-        with naming(f"{name}: rewards of episode {index}"):
+        with prefixing(f"{name}: rewards of episode {index}"):
             arrays["rewards"] = np.atleast_1d(column(numbers(arrays["rewards"])))
     return arrays
 

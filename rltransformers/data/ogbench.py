@@ -14,7 +14,7 @@ from rltransformers.core.errors import DataError, require
 from rltransformers.core.registry import OGBENCH
 from rltransformers.core.values import Array
 from rltransformers.data.arrays import opened_npz
-from rltransformers.data.checks import naming
+from rltransformers.data.checks import prefixing
 from rltransformers.data.d4rl import D4RL_FILES, trajectories_from_d4rl
 from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
@@ -121,7 +121,7 @@ def trajectories_from_recording(arrays: Mapping[str, Any], options: Options, nam
         f"'observations', 'actions': 'actions', 'terminations': 'terminals'}}{way_out}",
         stacklevel=2,
     )
-    with naming(f"{name}:"):
+    with prefixing(f"{name}:"):
         rows = transitions_of(arrays)
     flat = {key: rows[key] for key in ("observations", "actions", "next_observations")}
     flat |= {"terminals": np.zeros(len(rows["terminals"]), bool), "timeouts": rows["terminals"]}

@@ -1,4 +1,4 @@
-"""Records behaviors in B environments as trajectories: preallocated arrays, one copy per leaf and step."""
+"""Records behaviors in B environments as trajectories: arrays that double when full, one copy per leaf and step."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -162,7 +162,7 @@ def record(
     return join_trajectories(results, results[0].name, metadata)
 
 
-IGNORED, STEP, LAST = 0, 1, 2
+RESET, STEP, LAST = 0, 1, 2
 """Kinds of rows: a reset, a step with its observation, and the observation behind the last step of an episode."""
 Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
@@ -229,7 +229,7 @@ class _Recording:
             some_ended, cut = ended.any(), nothing
             if some_ended:
                 cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in step.infos]) & ended
-            kinds = np.where(counted, STEP, IGNORED)
+            kinds = np.where(counted, STEP, RESET)
             outcome = {"rewards": step.rewards, "terminations": ended & ~cut, "truncations": cut, "kinds": kinds}
             self.rows = self._write(live, outcome)
             if some_ended:
@@ -319,7 +319,7 @@ class _Recording:
 
     def trajectories(self, name: str, env_id: str | None, env_spec: str | None) -> Trajectories:
         """The episodes, environment by environment."""
-        rows = np.flatnonzero(self.arrays["kinds"][: self.rows] != IGNORED)
+        rows = np.flatnonzero(self.arrays["kinds"][: self.rows] != RESET)
         rows = rows[np.argsort(self.arrays["environments"][rows], kind="stable")]
         kinds = self.arrays["kinds"][rows]
         steps = rows[kinds == STEP]

@@ -19,7 +19,7 @@ from rltransformers.core.files import existing_file, replacing
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import first_leaf, map_leaves, nested_leaves
 from rltransformers.core.values import Array, Bools, flags
-from rltransformers.data.checks import damage, leaf_name, naming
+from rltransformers.data.checks import damage, leaf_name, prefixing
 from rltransformers.data.columns import (
     RLDS_LAST,
     STARTS,
@@ -322,7 +322,7 @@ def _flags(given: Mapping[str, Any], name: str) -> dict[str, Bools]:
     """Terminations and truncations [N], as far as columns tell: dones that are no termination truncate."""
     marks: dict[str, Bools] = {}
     for role, values in given.items():
-        with naming(f"{name}: {role}"):
+        with prefixing(f"{name}: {role}"):
             marks[role] = column(flags(values))
     dones = marks.pop("dones", None)
     if dones is None:

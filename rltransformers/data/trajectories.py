@@ -22,7 +22,7 @@ from rltransformers.core.ranges import Fraction, UnitInterval, check, shown
 from rltransformers.core.spaces import Space, normalized_leaves
 from rltransformers.core.values import Array
 from rltransformers.data.checks import check_contents, check_layout, check_order
-from rltransformers.data.description import describe, description, rounded
+from rltransformers.data.description import rounded, summary_of, summary_text
 from rltransformers.data.spaces import chunks
 
 Leaves = dict[str, Array]
@@ -217,8 +217,8 @@ class Trajectories:
         check(fraction, Fraction, "top_fraction")
         best_first = np.argsort(-self.returns, kind="stable")
         steps = np.cumsum(self.lengths[best_first])
-        count = max(1, int(np.searchsorted(steps, fraction * self.steps * (1 + 1e-12), side="right")))
-        return self.select(np.sort(best_first[:count]))
+        episodes = max(1, int(np.searchsorted(steps, fraction * self.steps * (1 + 1e-12), side="right")))
+        return self.select(np.sort(best_first[:episodes]))
 
     def delayed_rewards(self) -> "Trajectories":
         """The same episodes with their whole return paid on the last step (arXiv 2106.01345, section 5.6)."""
@@ -288,11 +288,11 @@ class Trajectories:
         of their variance the first observation explains (see ``rltransformers.data.starts``); ``target_returns``, and
         how many episodes are within 5 % of the range of returns of each.
         """
-        return describe(self)
+        return summary_of(self)
 
     def describe(self) -> str:
         """The summary as a text of 80 columns, which ``rltransformers inspect`` prints."""
-        return description(self.summary())
+        return summary_text(self.summary())
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write one .npy per leaf and a JSON description, all or nothing; return the folder.
@@ -382,14 +382,14 @@ def join_trajectories(
     )
 
 
-def _newest(parts: Sequence[Trajectories], count: int) -> list[Trajectories]:
+def _newest(parts: Sequence[Trajectories], episodes: int) -> list[Trajectories]:
     views: list[Trajectories] = []
     for part in reversed(parts):
-        if count > 0:
-            first = max(len(part) - count, 0)
+        if episodes > 0:
+            first = max(len(part) - episodes, 0)
             start = int(part.offsets[first])
             views.insert(0, part._take(slice(start + first, None), slice(start, None), part.offsets[first:] - start))
-            count -= len(part)
+            episodes -= len(part)
     return views
 
 

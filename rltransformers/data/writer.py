@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rltransformers.core.errors import DataError
 from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, check_supported, leaf_spaces, leaf_values, stored_dtype
 from rltransformers.core.values import LARGEST_FLOAT, Array, Bools, check_numeric, flags, numbers
-from rltransformers.data.checks import REWARD, check_time_limit, leaf_name, naming
+from rltransformers.data.checks import REWARD, check_time_limit, leaf_name, prefixing
 from rltransformers.data.spaces import LARGEST_NUMBER, Options, chunks
 from rltransformers.data.trajectories import UNKNOWN, Leaves, Trajectories
 
@@ -123,7 +123,7 @@ class TrajectoryWriter:
     def _chunks(self, kind: str, path: str, space: Space, rows: Any) -> Iterator[tuple[slice, Array]]:
         """Yield pieces of a flat array in the stored type of its leaf, and where they stand."""
         for chunk in chunks(rows):
-            with naming(f"{self.name}: {leaf_name(kind, path)}"):
+            with prefixing(f"{self.name}: {leaf_name(kind, path)}"):
                 fitted = fit_leaf(space, np.asarray(rows[chunk]), chunk.start)
             yield chunk, fitted
 

@@ -68,6 +68,6 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(summary)
     else:
-        from rltransformers.data.description import description
+        from rltransformers.data.description import summary_text
 
-        print(f"{'dataset':<22} {summary['dataset']}\n{description(summary)}")
+        print(f"{'dataset':<22} {summary['dataset']}\n{summary_text(summary)}")

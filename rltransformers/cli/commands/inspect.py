@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.core.spaces import space_from_text
     from rltransformers.core.yaml_text import parse_yaml
     from rltransformers.data import load_trajectories, normalized_score
-    from rltransformers.data.description import description
+    from rltransformers.data.description import summary_text
 
     dataset: str = arguments.dataset
     read_as: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(summary)
         return
-    print(description(summary))
+    print(summary_text(summary))
     for key, guess in data.guesses.items():
         if not guess:
             continue
