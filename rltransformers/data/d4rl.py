@@ -206,7 +206,7 @@ def trajectories_from_d4rl(
         source: the format that the arrays were stored in, kept in the metadata.
         starts: rows [E] where episodes begin, of sources that know; the flags then only say how they end.
     """
-    name, time_limit = options.name or name, options.time_limit
+    name = options.name or name
     arrays = pick_leaves(arrays, options.observation_leaves)
     names = key_names(arrays, name)
     given = {ours: arrays[theirs] for ours, theirs in names.items()}
@@ -220,7 +220,7 @@ def trajectories_from_d4rl(
         )
     if rows == 0:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
-    if "terminations" not in given and time_limit is None and not options.split_on_discontinuity:
+    if "terminations" not in given and options.time_limit is None and not options.split_on_discontinuity:
         observed = first_leaf(given["observations"])
         if hasattr(observed, "__len__") and len(observed) == rows + 1:
             raise DataError(f"{name}: observations have a row more than actions, as of an episode; pass [episode]")
@@ -253,39 +253,56 @@ def trajectories_from_d4rl(
         return arrays
 
     terminations, truncations = marks("terminations"), marks("truncations")
-    ends, limits_are_marked = terminations | truncations, "truncations" in given or starts is not None
     observations, actions = leaves("observations", observation_space), leaves("actions", action_space)
     following = leaves("next_observations", observation_space) if "next_observations" in given else None
-    if starts is not None:
-        ends = _ends_before(starts, ends, name)
-    resets = np.zeros(rows, bool) if following is None else _discontinuities(observations, following)
+    resets = None if following is None else _discontinuities(observations, following)
+    marked = "truncations" in given or starts is not None
+    ends = _ends(terminations | truncations, resets, starts, marked, options, name)
+    bounds = np.append(0, np.flatnonzero(ends) + 1)
+    writer = TrajectoryWriter(np.diff(bounds), observation_space, action_space, name, options)
+    writer.fill(observations, actions, rewards, terminations, truncations, following)
+    return writer.finish({"format": source}, guesses=guesses)
+
+
+def _ends(
+    flagged: Bools,
+    resets: Bools | None,
+    starts: npt.NDArray[np.int64] | None,
+    limits_are_marked: bool,
+    options: Options,
+    name: str,
+) -> Bools:
+    """Rows [N] that end an episode; warns of ends that nothing marks.
+
+    Args:
+        flagged: rows with a flag.
+        resets: rows whose next observation is not that of the following row; None without next observations.
+    """
+    ends = flagged if starts is None else _ends_before(starts, flagged, name)
     if options.split_on_discontinuity:
-        if following is None:
+        if resets is None:
             raise DataError(f"{name}: split_on_discontinuity compares 'next_observations', which the data lack")
         ends = ends | resets
-    if not limits_are_marked and time_limit is not None:
-        ends = _cut_at(ends, time_limit)
-    inside = np.flatnonzero(resets & ~ends)
-    if not limits_are_marked and time_limit is None and not ends[-1]:
+    if not limits_are_marked and options.time_limit is not None:
+        ends = _cut_at(ends, options.time_limit)
+    inside = np.flatnonzero([] if resets is None else resets & ~ends)
+    if not limits_are_marked and options.time_limit is None and not ends[-1]:
         split = f", or split_on_discontinuity=True: {inside.size:,} next_observations are not followed"
         warnings.warn(
             f"{name}: there are no 'timeouts', so episodes end only at 'terminals' and the last one is unfinished; "
             f"pass time_limit=<the environment's step limit> if episodes were also cut by time"
             f"{split if inside.size else ''}",
-            stacklevel=2,
+            stacklevel=3,
         )
     elif inside.size:
         warnings.warn(
             f"{name}: within episodes {inside.size:,} next_observations differ from the observations of the following "
             f"row, first in row {inside[0]:,}; pass split_on_discontinuity=True where these are resets that nothing "
             "marks; as it is, observations count and next_observations do not",
-            stacklevel=2,
+            stacklevel=3,
         )
     ends[-1] = True
-    bounds = np.append(0, np.flatnonzero(ends) + 1)
-    writer = TrajectoryWriter(np.diff(bounds), observation_space, action_space, name, options)
-    writer.fill(observations, actions, rewards, terminations, truncations, following)
-    return writer.finish({"format": source}, guesses=guesses)
+    return ends
 
 
 def _array(values: Any, where: str) -> Any:
