@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rltransformers.algorithms.decision import learning_rate_factor
 from rltransformers.backbone import Record
-from rltransformers.core.action_masks import add_masks, observes_mask
+from rltransformers.core.action_masks import ACTION_MASK, add_masks, observes_mask
 from rltransformers.core.device import find_device, forked_rng
 from rltransformers.core.episodes import longest_allowed
 from rltransformers.core.errors import ConfigError, did_you_mean
@@ -240,6 +240,12 @@ class DecisionTransformer(OnlineLearner):
         encoding = read_observation(options.get("observation"), "policy_kwargs.observation")
         parts = data_parts(load_trajectories(dataset), settings)
         data, spaces = parts.training, (parts.training.observation_space, parts.training.action_space)
+        observed = observes_mask(*spaces, options.get("action_masks"))
+        if options.get("action_masks") and not observed:
+            raise ConfigError(
+                f"policy_kwargs={{'action_masks': True}}: observations of {data.name} have no leaf {ACTION_MASK!r} to "
+                "read masks from; leave it out (policy.action_masks in a config)"
+            )
         self._build(
             settings,
             backbone,
@@ -249,7 +255,7 @@ class DecisionTransformer(OnlineLearner):
             device,
             readout,
             encoding,
-            observes_mask(*spaces, options.get("action_masks")),
+            observed,
             None if return_head is None else highest_to_go(data, discount),
         )
         self.decider()  # a mode that the network cannot act in is refused before it has learned
@@ -473,7 +479,7 @@ class DecisionTransformer(OnlineLearner):
             num_envs: environments that run at the same time.
             wrappers: applied to every single environment, first innermost: names or {"name": ..., option: ...} as for
                 ``rltransformers.envs.make_vec_env``, then functions.
-            deterministic: False samples actions, from a generator per episode.
+            deterministic: False samples actions as ``predict`` does, from a generator per episode.
             longest_episode: steps after which an episode that goes on is an error; None: 200,000, or the step limit of
                 the environment's spec where that is larger.
             progress_bar: show a bar of the episodes.

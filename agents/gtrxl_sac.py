@@ -160,10 +160,15 @@ class GTrXLSAC(OffPolicyMemoryAgent):
         self.temperature_optimizer = torch.optim.Adam(self.temperature.parameters(), self.lr_schedule(1.0))
 
     def check_together(self) -> None:
+        if self.target_entropy != "auto" and not isinstance(self.ent_coef, str):
+            raise ConfigError(
+                f"target_entropy is what a learned ent_coef aims at, and ent_coef is {self.ent_coef}; set ent_coef to "
+                "'auto', or leave target_entropy out"
+            )
         if self.target_critics > self.policy.n_critics:
             raise ConfigError(
                 f"target_critics is {self.target_critics}, the policy has {self.policy.n_critics}; lower it, or raise "
-                "n_critics in policy_kwargs"
+                "n_critics in policy_kwargs (policy.n_critics in a config)"
             )
 
     # Collecting

@@ -114,17 +114,17 @@ def build(dims: Dims, plan: Plan, options: Options = OFF) -> Attention:
         if options.qk_norm and not plan.score.has_keys:
             raise ConfigError(
                 "mixer 'softmax' with qk_norm normalizes keys as a memory keeps them, and head_mixing 'mla' keeps "
-                "none; leave qk_norm out or set head_mixing to 'mha'"
+                "none; set qk_norm to False or head_mixing to 'mha'"
             )
         if options.qk_norm and plan.score.own != plan.score.query_width:
             raise ConfigError(
                 "mixer 'softmax' with qk_norm has gains of queries and of keys, and selection 'lsh' makes both by one "
-                "projection; leave qk_norm out or set selection to 'none'"
+                "projection; set qk_norm to False or selection to 'none'"
             )
         if options.sink_logit and Stage.WEIGHTS in plan.span.stages:
             raise ConfigError(
                 "mixer 'softmax' with sink_logit has weights that sum to less than 1, and learned spans normalize them "
-                "again; leave sink_logit out or set span to 'full'"
+                "again; set sink_logit to False or span to 'full'"
             )
         if options.sink_logit:
             plan.score.sink = nn.Parameter(torch.zeros(plan.score.dims.heads))

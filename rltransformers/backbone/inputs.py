@@ -67,6 +67,8 @@ def checked_context(x: Tensor, context: Context | None, reads: bool) -> Context:
             "topology 'encoder_decoder' reads the elements of every observation: pass context=Context(rows, exists)"
             ", in an agent's policy name an encoder (observation={'encoder': ...}), or set topology to 'decoder'"
         )
+    if not isinstance(context, Context):
+        raise ConfigError(f"context must be a Context(rows, exists), got {type(context).__name__}")
     tokens = len(range(x.shape[1])[context.tokens])
     expected = (x.shape[0], tokens, context.exists.shape[-1], x.shape[-1])
     if context.rows.shape != expected or context.exists.shape != expected[:-1]:

@@ -120,9 +120,10 @@ def check_keys(config: BackboneConfig) -> None:
     if not any(Feature.KEYS in spec.offers for spec in (config.choices.topology.spec, *mixers.values())):
         for name in ("kv_heads", "head_dim", "value_dim", "attention_bias"):
             if getattr(config, name):
+                unset = "False" if name == "attention_bias" else "None (null)"
                 raise ConfigError(
                     f"{name} is about {Feature.KEYS.value}, but mixer {' and '.join(map(repr, sorted(mixers)))} has "
-                    f"none; leave {name} out or set mixer to {offering(Feature.KEYS)}"
+                    f"none; set mixer to {offering(Feature.KEYS)}, or {name} to {unset}"
                 )
     elif config.head_dim is None and width % heads:
         raise ConfigError(
@@ -160,9 +161,10 @@ def check_refusals(config: BackboneConfig) -> None:
                     origin = Origin(title(owners[feature]), without(owners[feature]))
                 else:
                     continue
+                other = without(choice)
                 raise ConfigError(
                     f"{title(choice)} does not go with {feature.value} ({origin.text}): {refusal.reason}; "
-                    f"{origin.way_out} or {without(choice).removeprefix('set ')}"
+                    + (other if other == origin.way_out else f"{origin.way_out} or {other.removeprefix('set ')}")
                 )
 
 
@@ -173,10 +175,11 @@ def setting_features(config: BackboneConfig) -> dict[Feature, Origin]:
         (Feature.NO_MEMORY, config.memory == 0, "memory 0", "set memory to at least 1"),
         (Feature.STEP_TOKENS, config.tokens_per_step > 1, f"tokens_per_step {config.tokens_per_step}",
          "set tokens_per_step to 1 (a Decision Transformer has 2 or 3)"),
-        (Feature.SHARED_KEYS, (kv_heads or config.heads) < config.heads, f"kv_heads {kv_heads}", "leave kv_heads out"),
+        (Feature.SHARED_KEYS, (kv_heads or config.heads) < config.heads, f"kv_heads {kv_heads}",
+         f"set kv_heads to {config.heads}"),
         (Feature.CHUNKS, config.ff_chunks > 1, f"ff_chunks {config.ff_chunks}", "set ff_chunks to 1"),
         (Feature.RECOMPUTED, config.checkpoint, "checkpoint true", "set checkpoint to False"),
-        (Feature.LOSSES, bool(losses), f"losses {losses}", "leave losses out"),
+        (Feature.LOSSES, bool(losses), f"losses {losses}", "set losses to {}"),
     )  # fmt: skip
     features = {feature: Origin(text, way_out) for feature, holds, text, way_out in settings if holds}
     keys = [layer.of_keys for layer in kinds]
@@ -199,7 +202,7 @@ def check_losses(config: BackboneConfig) -> None:
         producing = [(each, loss) for each in chosen for loss in each.spec.produces if loss.name == name]
         if choice.spec.build is None and not any(produced(*each) for each in producing):
             raise ConfigError(
-                f"loss {name!r} has nothing to act on; it needs {' or '.join(producers(name))}, or leave losses out"
+                f"loss {name!r} has nothing to act on; it needs {' or '.join(producers(name))}, or set losses to {{}}"
             )
         unread = {option: each for each, loss in producing for option in loss.unread(each.options)}
         for option, origin in unread.items():
@@ -235,7 +238,7 @@ def title(choice: Choice) -> str:
 def without(choice: Choice) -> str:
     """The change that takes a choice out."""
     axis = AXES[choice.spec.axis]
-    return f"set {axis.name} to {axis.neutral!r}" if axis.neutral else f"leave {axis.name} out"
+    return f"set {axis.name} to {axis.neutral!r}" if axis.neutral else f"set {axis.name} to {{}}"
 
 
 def offering(feature: Feature) -> str:

@@ -19,8 +19,8 @@ ACTION_MASK, MASK_METHOD = "action_mask", "action_masks"
 LAST_MASK = "last_action_mask"  # key of the info of a step whose episode a limit cut: the mask of its last observation
 WAY_OUT = (
     f"give the masks with the call, predict(..., {MASK_METHOD}=get_action_masks(env)) or actor(observation, reward, "
-    f"{MASK_METHOD}), or put the wrapper ActionMasks of rltransformers.envs around the environments, which makes the "
-    "mask a part of the observation"
+    f"{MASK_METHOD}), as sb3_contrib.common.maskable.evaluation.evaluate_policy does, or train in environments with "
+    "the wrapper ActionMasks of rltransformers.envs, which makes the mask a part of the observation"
 )
 
 
@@ -44,7 +44,10 @@ def mask_space(action_space: Space) -> spaces.MultiBinary:
     """Space of a mask, one entry per value of every component; ConfigError where nothing of the action is countable."""
     size = sum(choices_of(action_space))
     if not size:
-        raise ConfigError(f"masks are for actions that can be counted, and the action space is {action_space}")
+        raise ConfigError(
+            f"masks are for actions that can be counted, and the action space is {action_space}; leave them out, of an "
+            "agent with policy_kwargs={'action_masks': False} (policy.action_masks in a config)"
+        )
     return spaces.MultiBinary(size)
 
 

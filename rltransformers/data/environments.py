@@ -67,6 +67,10 @@ def vector_source(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str
     is_id = isinstance(env, str | EnvSpec)
     if (env_kwargs and not (is_id or callable(env))) or (mode is not None and not is_id):
         raise ConfigError("env_kwargs apply to ids and functions that make environments, vectorization_mode to ids")
+    if isinstance(env, VecEnv | VectorEnv | gym.Env) and num_envs not in (1, copies := getattr(env, "num_envs", 1)):
+        raise ConfigError(
+            f"num_envs ({num_envs}) is for ids and functions, and this environment is {copies}; leave it out"
+        )
     if isinstance(env, VecEnv | VectorEnv):
         return VectorSource(env), False
     if isinstance(env, gym.Env):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rltransformers.core.errors import DataError, one_line
+from rltransformers.core.errors import ConfigError, DataError, one_line
 from rltransformers.core.spaces import Space, first_leaf, leaf_values, map_leaves, nest_leaves
 from rltransformers.core.values import as_array, numbers
 from rltransformers.data.checks import jumps, prefixing
@@ -26,6 +26,8 @@ def trajectories_from_episodes(
 
     Arrays of files are read an episode at a time.
     """
+    if options.split_on_discontinuity:
+        raise ConfigError("split_on_discontinuity does not apply to episodes, which are split already")
     name, leaves = options.name or name, options.observation_leaves
     listed = [_arrays(pick_leaves(_as_dict(episode), leaves), index, name) for index, episode in enumerate(episodes)]
     if not listed:

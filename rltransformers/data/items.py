@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import DataError
 from rltransformers.core.files import existing_file
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import first_leaf
@@ -97,8 +97,6 @@ def trajectories_from_items(items: Iterable[Any], options: Options, name: str = 
         starts, listed = starts_of(listed), [step for episode in listed for step in episode]
     listed = [item._asdict() if hasattr(item, "_asdict") else item for item in listed]
     if not listed or not (isinstance(listed[0], tuple | list) or _is_step(listed[0], options)):
-        if options.split_on_discontinuity:
-            raise ConfigError("split_on_discontinuity does not apply to episodes, which are split already")
         _check_episodes(listed, name)
         return trajectories_from_episodes(listed, options, name)
     first = listed[0]

@@ -330,7 +330,8 @@ def load_trajectories(
     if source.reads is read_pickle and not trust:
         raise ConfigError(
             f"{existing_file(dataset)} is a pickle, a program that runs when it is read; if you trust whoever wrote "
-            f"it, pass trust=True, or load it yourself and pass what it holds: model.replay_buffer, a list of episodes"
+            f"it, pass trust=True (--trust on the command line), or load it yourself and pass what it holds: "
+            "model.replay_buffer, a list of episodes"
         )
     if cache is None or source.files is None:
         return source.reads(dataset, options)

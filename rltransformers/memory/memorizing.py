@@ -35,17 +35,23 @@ def save_bank(
     """
     if keys.ndim != 3 or values.ndim != 3 or len(keys) != len(values) or not len(keys):
         raise ConfigError(f"a bank has keys [M, G, K] and values [M, G, V], got {keys.shape} and {values.shape}")
-    file = Path(path)
-    with replacing(file if file.suffix == ".npz" else file.with_name(f"{file.name}.npz")) as temporary:
+    with replacing(bank_file(path)) as temporary:
         np.savez(temporary, keys=keys, values=values)
+
+
+def bank_file(path: str | os.PathLike[str]) -> Path:
+    """The file of a bank, whose name may lack ".npz"."""
+    file = Path(path)
+    return file if file.suffix == ".npz" else file.with_name(f"{file.name}.npz")
 
 
 def load_bank(path: str, dims: Dims) -> tuple[Tensor, Tensor]:
     """Keys and values of a bank; ConfigError if the file is missing, no bank, or of a layer of other sizes."""
-    if not Path(path).is_file():
+    bank = Path(path) if Path(path).is_file() else bank_file(path)
+    if not bank.is_file():
         raise ConfigError(f"memory_kind 'memorizing': bank {path!r} is not there; write it with save_bank")
     try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with open(bank, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = [file[name] for name in ("keys", "values")]
     except (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile) as error:  # TypeError: a single array
         raise ConfigError(

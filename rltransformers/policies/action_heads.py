@@ -335,5 +335,6 @@ def check_action_space(space: Space) -> None:
         if isinstance(leaf, spaces.Box) and not np.isfinite(box_bounds(leaf)).all():
             at = f" at {path!r}" if path else ""
             raise ConfigError(
-                f"a Box action space needs finite bounds, got {leaf}{at}; rescale the action with a wrapper"
+                f"a Box action space needs finite bounds, got {leaf}{at}; give it some with a wrapper, as gymnasium."
+                "wrappers.TransformAction(env, lambda action: action, Box(-1.0, 1.0, shape))"
             )

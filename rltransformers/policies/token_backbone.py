@@ -29,7 +29,7 @@ def check_dropout(config: BackboneConfig) -> None:
     if config.dropout > 0:
         raise ConfigError(
             f"dropout is {config.dropout}, but must be 0 online: with it the action probabilities of "
-            "rollout and update differ; set policy_kwargs backbone dropout to 0"
+            "rollout and update differ; set dropout of policy_kwargs['backbone'] to 0 (backbone.dropout in a config)"
         )
 
 

@@ -43,6 +43,11 @@ class Rope(Position):
                     "position 'rope' has nothing to turn: set turned of head_mixing 'mla' to at least 2, or position "
                     "to 'none'"
                 )
+            if head_dim < 2:
+                raise ConfigError(
+                    f"position 'rope' turns pairs of numbers, and the head width is {head_dim}; set head_dim to at "
+                    "least 2, or position to 'none'"
+                )
             raise ConfigError(f"rope dims ({self.dims}) must be even, positive and at most the head width ({head_dim})")
 
     def circle(self, back: Tensor, like: Tensor) -> Tensor:

@@ -108,9 +108,9 @@ def test_the_factor_starts_lower_in_the_first_layers() -> None:
 
 
 def test_heads_without_a_partner_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"heads \(3\) is odd: set heads to 4"):
+    with pytest.raises(ConfigError, match=r"heads \(3\) is odd: set heads to an even number that divides width"):
         differential(heads=3, kv_heads=3)
-    with pytest.raises(ConfigError, match=r"kv_heads \(1\) is odd: set kv_heads to 2"):
+    with pytest.raises(ConfigError, match=r"kv_heads \(1\) is odd: set kv_heads to an even number that divides heads"):
         differential(kv_heads=1)
 
 
@@ -170,7 +170,7 @@ def test_a_row_of_acting_has_a_latent_and_a_key_that_turns() -> None:
 
 
 def test_norms_of_keys_need_keys_and_turns_channels() -> None:
-    with pytest.raises(ConfigError, match="leave qk_norm out or set head_mixing to 'mha'"):
+    with pytest.raises(ConfigError, match="set qk_norm to False or head_mixing to 'mha'"):
         of_latents(mixer={"name": "softmax", "qk_norm": True})
     with pytest.raises(ConfigError, match="set turned of head_mixing 'mla' to at least 2"):
         of_latents(head_mixing={"name": "mla", "turned": 0})

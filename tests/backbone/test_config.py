@@ -73,7 +73,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"losses": {"pattern": 1.0}, "mixer": "linear"},
-        "loss 'pattern' needs the logits of all pairs .* leave losses out",
+        "loss 'pattern' needs the logits of all pairs .* set losses to {}",
     ),
     ({"losses": {"ponder": 1.0}}, "loss 'ponder' has nothing to act on; it needs depth: universal_act"),
     ({"losses": {"compression": 1.0}}, "loss 'compression' has nothing to act on"),
@@ -114,11 +114,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"mixer": {"name": "softmax", "qk_norm": True}, "selection": "lsh"},
-        "selection 'lsh' makes both by one projection; leave qk_norm out or set selection to 'none'",
+        "selection 'lsh' makes both by one projection; set qk_norm to False or selection to 'none'",
     ),
     (
         {"mixer": {"name": "softmax", "sink_logit": True}, "span": ADAPTIVE},
-        "learned spans normalize them again; leave sink_logit out or set span to 'full'",
+        "learned spans normalize them again; set sink_logit to False or span to 'full'",
     ),
     ({"memory_kind": COMPRESSIVE, "pattern": BAND}, "itself decides which tokens are visible; set pattern to 'full'"),
     (
@@ -135,7 +135,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"residual": "reversible", "span": ADAPTIVE, "losses": {"span": 1.0}},
-        "no gradient would reach them; leave losses out",
+        "no gradient would reach them; set losses to {}",
     ),
     ({"residual": "reversible", "checkpoint": True}, "rebuilt from their outputs already; set checkpoint to False"),
     ({"ff": "sep_conv", "ff_chunks": 3}, "every token reads those before it; set ff_chunks to 1"),

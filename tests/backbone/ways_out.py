@@ -21,8 +21,8 @@ def refusal(values: dict[str, Any]) -> str:
 
 def mended(values: dict[str, Any], message: str) -> dict[str, Any]:
     """The config after the first change that a message proposes, or after the only one that always ends."""
-    if found := re.search(r"set (\w+) to (?:at least )?('?\w+'?)", message):
-        return {**values, found[1]: yaml.safe_load(found[2])}
+    if found := re.search(r"set (\w+) to (?:at least )?('?\w+'?|{})", message):
+        return {**values, found[1]: None if found[2] == "None" else yaml.safe_load(found[2])}
     if found := re.search(r"leave (\w+) out", message):
         return {name: value for name, value in values.items() if name != found[1]}
     if found := re.search(r"raise memory to (\d+)", message):

@@ -789,7 +789,7 @@ def test_what_speaks_against_a_guessed_space_is_kept_and_said_before_training(ki
     assert re.search(words, data.guesses["action_space"])
     opened = Trajectories.open(data.save(tmp_path / "folder"))
     assert opened.guesses == data.guesses == data.select([0]).guesses
-    settings: Any = SimpleNamespace(validation=0.0, top_fraction=1.0, delayed_reward=False)
+    settings: Any = SimpleNamespace(validation=0.0, top_fraction=1.0, delayed_reward=False, critic=None)
     with pytest.warns(UserWarning, match=words):
         data_parts(opened, settings)
     given = load_trajectories([walk(actions)], action_space=data.action_space)

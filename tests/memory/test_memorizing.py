@@ -203,3 +203,11 @@ def test_a_bank_holds_finite_numbers(bank: str, value: Any) -> None:
     np.savez(bank, keys=np.ones((2, 3, 5)), values=np.full((2, 3, 5), value))
     with pytest.raises(ConfigError, match=r"values of the bank .* are not all finite numbers"):
         Backbone(config({"bank": bank}))
+
+
+def test_a_bank_is_found_by_the_name_that_it_was_saved_under(tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    keys, values = (chance.standard_normal((5, 2, 4)) for _ in range(2))
+    save_bank(tmp_path / "demonstrations", keys, values)
+    kind = {"name": "memorizing", "bank": str(tmp_path / "demonstrations")}
+    Backbone({"width": 8, "heads": 2, "layers": 2, "memory": 4, "position": "none", "memory_kind": kind})

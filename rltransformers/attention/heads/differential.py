@@ -38,11 +38,13 @@ class Differential(Combine):
 
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        for name, count in (("heads", dims.heads), ("kv_heads", dims.kv_heads)):
+        for name, count, whole in (
+            ("heads", dims.heads, f"width ({dims.width})"), ("kv_heads", dims.kv_heads, f"heads ({dims.heads})")
+        ):  # fmt: skip
             if count % 2:
                 raise ConfigError(
-                    f"head_mixing 'differential' pairs heads, and {name} ({count}) is odd: set {name} to {count + 1}, "
-                    "or head_mixing to 'mha'"
+                    f"head_mixing 'differential' pairs heads, and {name} ({count}) is odd: set {name} to an even "
+                    f"number that divides {whole}, or head_mixing to 'mha'"
                 )
         by_layer = 0.8 - 0.6 * math.exp(-0.3 * dims.layer)
         self.initial = by_layer if options.initial is None else options.initial

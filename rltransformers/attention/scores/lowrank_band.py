@@ -70,7 +70,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
     if narrow_heads >= dims.heads:
         raise ConfigError(
             f"lowrank_band needs a head beside the narrow ones ({narrow_heads}), but there are {dims.heads}: "
-            f"set heads to at least {narrow_heads + 1}"
+            + (f"set narrow_heads to at most {dims.heads - 1}" if dims.heads > 1 else "set heads to at least 2")
         )
     if rank > dims.head_dim:
         raise ConfigError(f"lowrank_band rank ({rank}) must be at most the head width ({dims.head_dim})")

@@ -96,7 +96,7 @@ class Hashing(Chooser):
         if dims.kv_heads != dims.heads:
             raise ConfigError(
                 f"selection 'lsh' makes queries and keys by one projection, so kv_heads ({dims.kv_heads}) has to equal "
-                f"heads ({dims.heads}); leave kv_heads out or set selection to 'none'"
+                f"heads ({dims.heads}); set kv_heads to {dims.heads} or selection to 'none'"
             )
         self.window, self.rounds = options.window, options.rounds
         shape = dims.heads, self.rounds, dims.head_dim, options.buckets // 2

@@ -52,6 +52,8 @@ def run(arguments: argparse.Namespace) -> None:
         for name, title in suites.items():
             print(f"{name:<{max(map(len, suites))}}  {title}")
         return
+    if arguments.report and arguments.dry_run:
+        raise ConfigError("--report runs nothing, and writes pages and pictures; leave --dry-run out")
     from rltransformers.zoo.reproduce import reproduce
 
     names = ("seeds", "only", "results", "runs", "behaviors", "trust", "jobs", "engine", "address", "dry_run")

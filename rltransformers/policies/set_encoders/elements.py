@@ -75,7 +75,7 @@ def _counted(shape: tuple[int, ...], size: int | None) -> tuple[int, int]:
     """N and F of a leaf of one or two axes."""
     if len(shape) == 2:
         if size not in (None, shape[1]):
-            raise ConfigError(f"its elements have {shape[1]} numbers: leave element_size ({size}) out")
+            raise ConfigError(f"its elements have {shape[1]} numbers: set element_size ({size}) to {shape[1]}")
         return shape[0], shape[1]
     assert size is not None
     if shape[0] % size:
@@ -88,7 +88,8 @@ def _image(space: Space, patch: int | None) -> Layout:
     shape, picture = tuple(space.shape or ()), as_picture(space)
     if patch is None:
         raise ConfigError(
-            "it is an image: set patch to the side of its patches (or element_size, where rows are the elements)"
+            "it is an image: set patch to the side of its patches"
+            + (f", or element_size to {shape[-1]}, where its rows are the elements" if len(shape) == 2 else "")
         )
     channels, height, width = picture.channels_height_width(shape)
     for name, side in (("height", height), ("width", width)):

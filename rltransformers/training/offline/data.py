@@ -197,8 +197,8 @@ def data_parts(data: Trajectories, settings: Settings, held_out: HeldOut | None 
         return DataParts(shaped(data, settings))
     if len(data) < 2:
         raise ConfigError(
-            f"validation ({settings.validation:g}) holds whole episodes out, and {data.name} has one; leave validation"
-            " at 0, or give more episodes"
+            f"validation ({settings.validation:g}) holds whole episodes out, and {data.name} has one; give more"
+            " episodes, or set validation to 0 (a run then needs environment.id)"
         )
     if held_out is None or held_out.of != len(data):
         held_out = _held_out(data, settings, held_out)
@@ -235,10 +235,12 @@ def shaped(data: Trajectories, settings: Settings) -> Trajectories:
 
     Raises ConfigError for data without rewards, unless all of them are cloned.
     """
-    if not data.has_rewards and (settings.mode != "bc" or settings.top_fraction < 1):
-        needs = "top_fraction" if settings.mode == "bc" else f"mode {settings.mode!r}"
+    reading = {"critic": settings.critic is not None, "top_fraction": settings.top_fraction < 1}
+    if not data.has_rewards and (settings.mode != "bc" or any(reading.values())):
+        needs = next((name for name, reads in reading.items() if reads), f"mode {settings.mode!r}")
+        without = f"leave {needs} out" if settings.mode == "bc" else "clone all episodes with mode='bc'"
         raise ConfigError(
-            f"{data.name}: has no rewards, and {needs} needs them; clone all episodes with mode='bc', or name the "
+            f"{data.name}: has no rewards, and {needs} needs them; {without}, or name the "
             f"column of rewards, load_trajectories(..., columns={{'rewards': ...}}), in a config with dataset.columns"
         )
     if settings.top_fraction < 1:

@@ -121,8 +121,9 @@ def check_lengths(
     if settings.whole_episodes and (longest is None or longest > settings.context_length):
         raise ConfigError(
             f"whole_episodes learns from episodes of at most context_length = {settings.context_length} steps, and the"
-            f" environment plays {'without a limit' if longest is None else f'up to {longest}'}; give longest_episode,"
-            " after which an episode is an error, or leave whole_episodes out (of a saved model with"
+            f" environment plays {'without a limit' if longest is None else f'up to {longest}'}; give longest_episode"
+            f" (evaluation.longest_episode in a config) of at most {settings.context_length}, after which an episode is"
+            " an error, or leave whole_episodes out (of a saved model with"
             " load(..., whole_episodes=False))"
         )
 

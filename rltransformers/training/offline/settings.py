@@ -101,6 +101,13 @@ class CriticOptions:
 
     def __post_init__(self) -> None:
         check_fields(self, "critic_kwargs.")
+        idle = CriticOptions.shift, CriticOptions.jitter
+        for name, value, usual, reader, read in (
+            ("shift", self.shift, idle[0], "alignment", self.alignment > 0),
+            ("jitter", self.jitter, idle[1], "candidates", self.candidates > 1),
+        ):
+            if value != usual and not read:
+                raise ConfigError(f"critic_kwargs.{name} ({value:g}) has no effect without {reader}; set {reader}, too")
 
 
 def read_options(kind: type[Options], values: Mapping[str, Any] | None, name: str, needed: bool) -> Options | None:
@@ -203,13 +210,14 @@ class Settings:
                 " leave return_in out"
             )
         if self.return_head is None and self.expectile != Settings.expectile:
-            raise ConfigError("expectile has no effect without a return_head; set return_head to 'expectile'")
+            other = " or set return_head to 'expectile'" if self.mode == "dt" else ""
+            raise ConfigError(f"expectile has no effect without a return_head; leave it out{other}")
         if self.mode == "bc" and self.return_in != "sequence":
             raise ConfigError(f"mode 'bc' has no returns, so return_in {self.return_in!r} has no effect; leave it out")
         if self.critic is not None and self.action_head in ("mixture", "flow"):
             raise ConfigError(
                 f"critic {self.critic!r} values one action of a Box for every state, and action_head"
-                f" {self.action_head!r} has several; take action_head 'gaussian', or leave critic out"
+                f" {self.action_head!r} has several; leave action_head or critic out"
             )
         if (self.decide_every or 1) > self.chunk:
             raise ConfigError(
@@ -335,5 +343,5 @@ def check_tokens(tokens_per_step: Any, mode: str, return_in: str) -> None:
         place = f", return_in {return_in!r}" if return_in != "sequence" else ""
         raise ConfigError(
             f"mode {mode!r}{place} has {expected} tokens per step, the backbone says {shown(tokens_per_step)};"
-            " leave tokens_per_step out"
+            f" set tokens_per_step to {expected} or leave it out"
         )

@@ -70,6 +70,11 @@ class OffPolicyMemoryAgent(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[mis
                 "for all episodes: set burn_in, to the longest episode for exact memories, or to fewer steps, after "
                 "which the memory is taken as good enough"
             )
+        if self.memory_refresh == "update" and self.burn_in == 0 and receptive_field != 0:
+            raise ConfigError(
+                "memory_refresh 'update' encodes the memory anew from the burn_in steps before, and burn_in is 0; "
+                "leave burn_in out, or set memory_refresh to 'never'"
+            )
         self.context = cast(int, receptive_field if self.burn_in is None else self.burn_in)
         # Of a checkpoint, for the environment that may be set later.
         self._stored: dict[str, Any] = {"replay": None, "last_raw_observation": None}

@@ -95,8 +95,8 @@ def with_masks(
     if masks:
         raise ConfigError(
             f"the policy masks actions, and the environment has neither a method {MASK_METHOD}() nor a leaf "
-            f"{ACTION_MASK!r} of its observation; wrap it in ActionMasker of sb3-contrib, or set "
-            "policy_kwargs={'action_masks': False}"
+            f"{ACTION_MASK!r} of its observation; wrap it in ActionMasker of sb3-contrib, or make a "
+            "new agent with policy_kwargs={'action_masks': False} (policy.action_masks in a config)"
         )
     return dict(policy_kwargs)
 

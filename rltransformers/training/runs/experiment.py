@@ -461,13 +461,18 @@ def _build(kind: type, values: Mapping[str, Any], source: str, place: str) -> An
 
 
 def set_value(values: dict[str, Any], key: str, value: Any) -> None:
-    """Put ``value`` at the dotted ``key`` of nested mappings; a mapping that is missing or null is made."""
+    """Put ``value`` at the dotted ``key`` of nested mappings; a mapping that is missing or null is made.
+
+    A preset or mechanism that is named by a text alone becomes the mapping that names it, for options beside it.
+    """
     *outer, last = key.split(".")
     for depth, name in enumerate(outer):
         if values.get(name) is None:
             values[name] = {}
         if not isinstance(values[name], dict):
             place = ".".join(outer[: depth + 1])
-            raise ConfigError(f"--{key}: {place} is {values[name]!r}, which has no keys")
+            if not isinstance(values[name], str) or outer[0] not in ("backbone", "policy"):
+                raise ConfigError(f"--{key}: {place} is {values[name]!r}, which has no keys")
+            values[name] = {"preset" if place == "backbone" else "name": values[name]}
         values = values[name]
     values[last] = value

@@ -2,13 +2,20 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.yaml_text import parse_yaml
-from rltransformers.training.runs.experiment import AgentName, CollectConfig, build_experiment, read_experiment
+from rltransformers.training.runs.experiment import (
+    AgentName,
+    CollectConfig,
+    build_experiment,
+    read_experiment,
+    set_value,
+)
 
 ONLINE = """
 agent: gtrxl_ppo
@@ -115,6 +122,7 @@ def test_a_dataset_may_be_just_its_id(offline: Path) -> None:
         (("train.total_timesteps", "x"), r"^train\.total_timesteps must be a whole number .*, got 'x'"),
         (("thread", "2"), "unknown setting thread; did you mean 'threads'"),
         (("agent.x", "1"), "agent is 'gtrxl_ppo', which has no keys"),
+        (("environment.id.x", "1"), "environment.id is '.*', which has no keys"),
         (("environment.num_envs", "1.5"), r"^environment\.num_envs must be a whole number in \[1, 65536\], got 1\.5"),
         (("environment.num_envs", "0"), r"^environment\.num_envs must be a whole number .* got 0"),
         (("environment", "{num_envs: 3}"), r"environment\.id is missing"),
@@ -274,3 +282,13 @@ def test_whole_numbers_may_be_written_as_powers_of_ten(online: Path) -> None:
 def test_numbers_are_read_as_in_yaml_1_2() -> None:
     assert parse_yaml("[010, -07, 0_1_0, 0, 1_000, 0x1f, 089]", "test") == [10, -7, 10, 0, 1000, 31, 89]
     assert parse_yaml("[1:30, -1:30]", "test") == ["1:30", "-1:30"]
+
+
+def test_a_preset_or_mechanism_that_is_named_alone_takes_options() -> None:
+    values: dict[str, Any] = {"backbone": "gtrxl", "policy": {"readout": "knn"}}
+    set_value(values, "backbone.memory", 3)
+    set_value(values, "policy.readout.refresh", 2)
+    assert values == {
+        "backbone": {"preset": "gtrxl", "memory": 3},
+        "policy": {"readout": {"name": "knn", "refresh": 2}},
+    }
