@@ -289,7 +289,7 @@ class OurActing:
         for step in range(before + STEPS):
             if step == before:
                 began = time.perf_counter()
-            actions, state = self.decider.act(
+            actions, _, state = self.decider.step(
                 {"": torch.from_numpy(observation)},
                 state,
                 start=(self.begins == step) | (step == 0),

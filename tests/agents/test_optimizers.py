@@ -10,7 +10,6 @@ import torch
 from functorch.compile import nop
 
 from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLSAC, GTrXLVMPO
-from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.envs import make_vec_env
 from tests.agents.test_compiled_updates import assert_same_weights, learned
@@ -74,19 +73,6 @@ def test_a_file_of_another_optimizer_is_refused_and_changes_nothing(tmp_path: Pa
     same = agent(GTrXLPPO)
     same.set_parameters(tmp_path / "muon")
     assert len(same.policy.optimizer.state) == len(list(same.policy.parameters()))
-
-
-def test_a_file_from_before_there_were_names_goes_on_with_what_it_had(tmp_path: Path) -> None:
-    """Online, policy_kwargs lack the name; a Decision Transformer's settings lack both."""
-    data = record()
-    make(data).learn(3).save(tmp_path / "new")
-    file = load_checkpoint(tmp_path / "new", "DecisionTransformer")
-    for name in ("optimizer", "optimizer_kwargs"):
-        del file.settings["settings"][name]
-    save_checkpoint(tmp_path / "old", "DecisionTransformer", file.settings, file.tensors)
-    one, other = (DecisionTransformer.load(tmp_path / name, data).learn(3) for name in ("old", "new"))
-    assert type(one._optimizer) is torch.optim.AdamW
-    assert_equal(one.get_parameters(), other.get_parameters())
 
 
 def test_compiled_updates_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,13 +38,13 @@ class Differential(Combine):
 
     def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        for name, count, whole in (
-            ("heads", dims.heads, f"width ({dims.width})"), ("kv_heads", dims.kv_heads, f"heads ({dims.heads})")
-        ):  # fmt: skip
+        for name, count, whole in (("heads", dims.heads, dims.width), ("kv_heads", dims.kv_heads, dims.heads)):
             if count % 2:
+                even = [each for each in range(2, whole + 1, 2) if whole % each == 0]
+                change = f"{name} to {min(even, key=lambda each: abs(each - count))}, or " if even else ""
                 raise ConfigError(
-                    f"head_mixing 'differential' pairs heads, and {name} ({count}) is odd: set {name} to an even "
-                    f"number that divides {whole}, or head_mixing to 'mha'"
+                    f"head_mixing 'differential' pairs heads, and {name} ({count}) is odd: set {change}head_mixing to "
+                    "'mha'"
                 )
         by_layer = 0.8 - 0.6 * math.exp(-0.3 * dims.layer)
         self.initial = by_layer if options.initial is None else options.initial
