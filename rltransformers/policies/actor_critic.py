@@ -191,7 +191,8 @@ class GTrXLPolicy(MemoryPolicy):
             part = slice(begin, min(begin + window, steps))
             result = self.evaluate(inputs if window >= steps else inputs.part(part), state, record)
             state = result.state
-            self._add_deep_losses(result, segment, part)
+            if result.record is not None and result.record.streams:
+                self._add_deep_losses(result, segment, part)
             results.append(result)
             share = (part.stop - part.start) / steps
             if result.auxiliary_loss is not None:
